@@ -20,7 +20,7 @@ from faults import Bystanders, descriptors, family, resident, tensor_memory
 from process_family import lives
 from serving import IDENTITY, PATIENCE, Serving, binary_request, eventually, pbtxt, python_model, serving
 
-KILLS = int(os.environ.get("NERITE_TEST_FRONT_KILLS", "8"))
+KILLS = int(os.environ.get("NERITE_TEST_FRONT_KILLS", "5"))
 MB = 2**20
 WORK = """
 def execute(self, requests):

@@ -22,7 +22,7 @@ def execute(self, requests):
         for request in requests
     ]
 """
-BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3", "--concurrency", "8")
+BRIEF = ("--warm-up", "0.05", "--window", "0.1", "--windows", "3", "--concurrency", "8")
 FEW = ("--search", "brute", "--set", "max_batch=1,8", "--set", "delay=0", "--set", "instances=1")
 """An execution takes as long for eight as for one, so that eight is the better batch by far."""
 
@@ -66,11 +66,19 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
         (turn, changes) for turn in (1, 2) for changes in ({"max_batch": 8}, {})
     ]
 
-    # As if it had been stopped: the first figure is read, and not measured again.
+    # Limits that nothing keeps to. What was measured is read.
+    said = analyze(folder, "sleeps", *FEW, "--max-p99", "1", "--apply", status=1)
+    assert "No configuration meets the limits." in said
+    assert file.read_text() == before
+    assert checkpoint.read_text().splitlines(keepends=True) == lines
+
+    # As if it had been stopped: what was measured is read, and not measured again.
     now["figures"][0]["rate"] = 1.0
-    checkpoint.write_text(lines[0] + json.dumps(now) + "\n" + lines[2][:50])
+    checkpoint.write_text("".join([lines[0], json.dumps(now) + "\n", *lines[2:-1], lines[-1][:50]]))
     said = analyze(folder, "sleeps", *FEW, "--apply")
-    assert "has 1 measurements" in said
+    assert "has 5 measurements" in said
+    assert checkpoint.read_text().splitlines(keepends=True)[2:-1] == lines[2:-1]
+    assert json.loads(checkpoint.read_text().splitlines()[-1])["turn"] == 2
     assert "  1  current configuration: 1/s" in said
     assert file.read_text() == before.replace("max_batch_size: 1\n", "max_batch_size: 8\n")
     assert parse_text(file.read_text()).config.max_batch_size == 8
@@ -80,12 +88,6 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     said = analyze(folder, "sleeps", *FEW, status=1)
     assert "sleeps.analysis.jsonl was measured under other conditions." in said
     assert re.search(r"the files of the models:\n +sleeps/1/model.py: [\d,]+ bytes of .* then, .* now\n", said)
-
-
-def test_limits_that_nothing_keeps_to(folder: Path) -> None:
-    said = analyze(folder, "sleeps", *FEW, "--max-p99", "1", "--apply", status=1)
-    assert "No configuration meets the limits." in said
-    assert parse_text((folder / "models" / "sleeps" / "config.pbtxt").read_text()).config.max_batch_size == 1
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from nerite.tools.analyze.search import SETTINGS
 from pages import ROOT, Page, rows, run
 
 PAGE = Page("docs/analyze.md")
-BRIEF = "--warm-up 0.1 --window 0.1 --windows 3"
-FEW = "--most 3"
+BRIEF = "--warm-up 0.05 --window 0.05 --windows 3"
+FEW = "--most 2"
 COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line in text.splitlines()]
 
 
@@ -21,7 +21,7 @@ COMMANDS = [line for language, text in PAGE.blocks if language == "sh" for line 
 def test_commands(command: str, tmp_path: Path) -> None:
     for model in ("scaler", "digits_preprocess"):
         shutil.copytree(ROOT / "examples" / "sources" / model, tmp_path / "models" / model)
-    printed = run(f"{command} {BRIEF} {'' if '--most' in command else FEW}", cwd=tmp_path)
+    printed = run(f"{command} {BRIEF} {FEW}", cwd=tmp_path)
     assert "| Settings " in printed
     assert "current configuration: " in printed
     assert len(list(tmp_path.glob("scaler*.analysis.jsonl"))) == 1

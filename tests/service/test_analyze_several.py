@@ -13,9 +13,11 @@ import pytest
 
 from serving import IDENTITY, NERITE, PATIENCE, ensemble, eventually, pbtxt, python_model, step
 
-BRIEF = ("--warm-up", "0.1", "--window", "0.2", "--windows", "3", "--concurrency", "8", "--repository", "models")
+BRIEF = ("--warm-up", "0.05", "--window", "0.1", "--windows", "3", "--concurrency", "8", "--repository", "models")
 ALL = ("--search", "brute", "--set", "instances=1", "--set", "delay=0", "--set", "max_batch=8")
 SLEEPS = f"{IDENTITY.replace('    return', '    time.sleep(0.02)' + chr(10) + '    return', 1)}"
+QUICK = f"{IDENTITY.replace('    return', '    time.sleep(0.005)' + chr(10) + '    return', 1)}"
+"""Not as quick as it could be, which would take all the processor time there is."""
 CALLS = """
 def execute(self, requests):
     inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0") for request in requests]
@@ -43,7 +45,7 @@ SEQUENCE = """sequence_batching { control_input [
 def folder(tmp_path: Path) -> Path:
     models = tmp_path / "models"
     python_model(models, "slow", SLEEPS, pbtxt(batch=1))
-    python_model(models, "quick", IDENTITY)
+    python_model(models, "quick", QUICK)
     ensemble(models, "chain", step("quick", "INPUT0", "between"), step("slow", "between", "OUTPUT0"))
     python_model(models, "calls", CALLS, pbtxt(batch=1))
     python_model(models, "stream", TWICE, pbtxt(0, "model_transaction_policy { decoupled: true }"))
@@ -80,7 +82,7 @@ def test_of_an_ensemble_the_models_are_varied(folder: Path) -> None:
 
 
 def test_of_a_model_that_calls_others_those_are_varied_too(folder: Path) -> None:
-    flags = ("--set", "calls.max_batch=1", "--set", "calls.instances=1,4", "--set", "slow.max_batch=1,8")
+    flags = ("--set", "calls.max_batch=1", "--set", "calls.instances=1,4", "--set", "slow.max_batch=8")
     said, _ = analyze(folder, "calls", *ALL, status=1)
     assert "'slow'" in said and "add it with --bls-composing-models" in said
     _, found = analyze(folder, "calls", "--bls-composing-models", "slow", *ALL, *flags)

@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from nerite.tools import doctor as doctor_command
+from nerite.tools import doctor_machine
 from pages import Page, rows
 from serving import IDENTITY, NERITE, python_model
 
@@ -41,12 +45,19 @@ def test_the_page(tmp_path: Path) -> None:
     assert repository == "1 model without mistakes"
 
 
-def test_a_port_that_is_taken_and_a_repository_with_mistakes(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_and_a_repository_with_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Every installed framework is imported by the test above, which takes most of its time.
+    monkeypatch.setattr(doctor_machine, "broken", lambda packages: {})
     for number in range(7):
         python_model(tmp_path / "models", f"m{number}", IDENTITY, 'backend: "python" max_batch_size: "many"')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, found = findings("--grpc-port", str(port), "--http-port", "0", str(tmp_path / "models"))
+        status = doctor_command.run(["--grpc-port", str(port), "--http-port", "0", str(tmp_path / "models"), "--json"])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
     (busy,) = [each for each in found if each["part"] == "ports" and str(port) in each["text"]]
     assert busy["level"] == "warning"
     assert busy["text"].endswith(f"(pid {os.getpid()})")

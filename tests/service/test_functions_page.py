@@ -14,7 +14,8 @@ import pytest
 
 import nerite
 import nerite.tritonserver as tritonserver
-from nerite.functions.source import FunctionSource, functions_of, import_program
+from nerite.functions.function_source import FunctionSource
+from nerite.functions.source import functions_of, import_program
 from pages import ROOT, Page, run
 from serving import served
 

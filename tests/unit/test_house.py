@@ -85,6 +85,7 @@ SHORTEST: Final = 40
 SHORT: Final = {
     "nerite/artifacts/programs/classify_text.py": "copied into repositories as it is",
     "nerite/artifacts/programs/embed_text.py": "copied into repositories as it is",
+    "nerite/functions/command.py": "a server of repositories loads nothing else of the package",
     "nerite/pytriton/client/auth.py": "a module that PyTriton has",
     "nerite/wire/ext_proc.py": "the messages have their names from the schema",
     "nerite/wire/external_scaler.py": "the messages have their names from the schema",

@@ -54,7 +54,7 @@ BY_THE_OPERATOR: Final = {
     "instances/placement.py:_settings",
     "workers/host/process.py:_shared", "workers/host/fork_server.py:_lines", "admission/tenants.py:_usages",
     "admission/lease_book.py:_leases", "admission/lease_book.py:_monthly",
-    "workers/host/fork_server.py:_told", "repository/repositories.py:_invalid_names",
+    "workers/orphans.py:_told", "repository/repositories.py:_invalid_names",
     "inference_entry.py:_splits", "routes/table.py:counters",
     "workers/host/fused.py:_numbers", "workers/host/fused.py:_paths", "workers/child/fused.py:_chains",
     "observability/exposition.py:_bucket_template", "observability/exposition.py:_split",

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from nerite.backends.interface import INTERFACE, Backend, Discerning, ModelContext, Preparing
-from nerite.config.defaults import fitting
 from nerite.config.mistake import nearest
-from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from nerite.config.model_config import ModelConfig
 
 # The backend directory: ``<directory>/<name>/model.py`` is the backend ``<name>``, written in Python.
 #
@@ -58,6 +58,8 @@ def directory_names(directory: str) -> list[str]:
 
 def fill_in_from_directory(config: ModelConfig, file: Path) -> ModelConfig:
     """Complete the configuration of a model that the backend ``file`` serves: runtime and environment."""
+    from nerite.config.model_config import ModelParameter  # workers need no configurations
+
     parameters = config.parameters
     environment = file.with_name(_ENVIRONMENT)
     if _ENVIRONMENT_PARAMETER not in parameters and environment.exists():
@@ -287,6 +289,8 @@ def _known(context: ModelContext, name: str, place: str) -> str:
 
 def _meant(context: ModelContext, name: str, known: Collection[str]) -> str:
     """Return the backend that an unknown name may mean, in configuration syntax; empty without a suggestion."""
+    from nerite.config.defaults import fitting  # workers need no configurations
+
     near = "" if name in known else nearest(name, known)
     if near:
         return f'backend: "{near}"'

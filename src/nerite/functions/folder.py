@@ -19,8 +19,9 @@ from nerite.config.json_form import read_json
 from nerite.config.text import to_text
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.functions.annotations import FunctionMistake
+from nerite.functions.function_source import FunctionSource, files_beside
 from nerite.functions.model_function import ModelFunction
-from nerite.functions.source import FunctionSource, files_beside, functions_of, import_program, located
+from nerite.functions.source import functions_of, import_program, located
 
 _MODEL: Final = '''"""Model '{name}': the function {source}, found by Nerite."""
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from nerite.core.errors import NotFound
 from nerite.functions.execution import FunctionModel, model_class_of
-from nerite.functions.source import FunctionSource, functions_of, import_program
+from nerite.functions.function_source import FunctionSource
+from nerite.functions.source import functions_of, import_program
 
 _classes: Final[dict[str, type]] = {}
 _numbers: Final = itertools.count(1)

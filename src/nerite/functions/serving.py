@@ -1,4 +1,4 @@
-"""``nerite.serve`` and ``nerite serve FILE.py:NAME``: functions behind ports, in worker processes where possible."""
+"""``nerite.serve``, and ``nerite serve FILE.py:NAME``: functions behind ports, in worker processes where possible."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.functions.annotations import FunctionMistake
 from nerite.functions.execution import model_class_of
 from nerite.functions.folder import write_imported, write_in_process_of_its_own, write_registered
+from nerite.functions.function_source import FunctionSource, files_beside
 from nerite.functions.model_function import ModelFunction
 from nerite.functions.registered import register
 from nerite.functions.server import flags_of
-from nerite.functions.source import FunctionSource, ServingIsOver, files_beside, is_importing, source_of
+from nerite.functions.source import ServingIsOver, is_importing, source_of
 from nerite.sources.serving import named_models
 
 _RELOAD: Final = "--reload"
@@ -65,7 +66,7 @@ def serve(*models: ModelFunction[..., Any] | str | Path, reload: bool = False, *
         raise SystemExit(status)
 
 
-def run(arguments: Sequence[str]) -> int:
+def serve_named(arguments: Sequence[str]) -> int:
     """Run ``nerite serve``, whose arguments may name models and functions (``FILE.py:NAME``); return the status."""
     try:
         with named_models(arguments, os.environ) as rest:
@@ -79,23 +80,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_functions(arguments: Sequence[str]) -> int:
-    if not any(_source(each) for each in arguments):
+    sources = {each: source for each in arguments if (source := _source(each)) is not None}
+    if not sources:
         return run_command(arguments)
-    rest: list[str] = []
-    sources: list[FunctionSource] = []
-    reload = False
-    for each in arguments:
-        if each == _RELOAD:
-            reload = True
-        elif (source := _source(each)) is not None:
-            sources.append(source)
-        else:
-            rest.append(each)
+    reload = _RELOAD in arguments
+    rest = [each for each in arguments if each != _RELOAD and each not in sources]
     with _folder() as folder:
         try:
             found = [
                 source._replace(place=str(source.path)) if source.is_file else source
-                for source in sources
+                for source in sources.values()
                 if write_in_process_of_its_own(source, folder)
             ]
         except NeriteError as error:

@@ -6,7 +6,6 @@ the model needs was defined before it.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -16,49 +15,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from nerite.core.errors import InvalidArgument, NotFound
+from nerite.functions.function_source import FunctionSource
 from nerite.functions.model_function import ModelFunction, functions_in
 
 _importing = threading.local()
-_MAX_COPIED: Final = 200
-"""Files that a model directory takes along."""
 
 
 class ServingIsOver(BaseException):
     """Raised by ``nerite.serve`` in a program that a worker imports, to end the import."""
-
-
-class FunctionSource(NamedTuple):
-    """Where a function is defined."""
-
-    place: str
-    """Path of a file, or name of a module."""
-    name: str
-    """Variable of the function; empty for all functions of the program."""
-
-    @property
-    def is_file(self) -> bool:
-        """The place is a file, and not a module on Python's path."""
-        return self.place.endswith(".py")
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return Path(self.place).absolute()
-
-    def __str__(self) -> str:
-        return f"{self.place}:{self.name}" if self.name else self.place
-
-    @classmethod
-    def parse(cls, text: str) -> FunctionSource | None:
-        """Read ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``; return None for anything else."""
-        place, colon, name = text.rpartition(":") if ":" in text else (text, "", "")
-        if place.endswith(".py") and (not colon or name.isidentifier()) and not Path(text).is_dir():
-            return cls(place, name)
-        is_module = all(part.isidentifier() for part in place.split("."))
-        return cls(place, name) if colon and is_module and name.isidentifier() else None
 
 
 def is_importing() -> bool:
@@ -153,39 +120,3 @@ def source_of(function: ModelFunction[..., Any]) -> FunctionSource | None:
     if target.__module__ == "__main__" or "." not in target.__module__:
         return FunctionSource(str(Path(file).absolute()), variable)
     return FunctionSource(target.__module__, variable)
-
-
-def files_beside(file: Path) -> list[Path]:
-    """Return a program and the files in its directory that it imports, and that these import.
-
-    Raises ``InvalidArgument`` if there are too many.
-    """
-    found: dict[Path, None] = {}
-    waiting = [file]
-    while waiting:
-        path = waiting.pop()
-        if path in found:
-            continue
-        found[path] = None
-        if len(found) > _MAX_COPIED:
-            raise InvalidArgument(f"{file} imports more than {_MAX_COPIED} files of its directory: make it a package")
-        for name in _imported(path):
-            for candidate in (file.parent / f"{name}.py", file.parent / name / "__init__.py"):
-                if candidate.is_file():
-                    waiting += (
-                        [candidate] if candidate.name != "__init__.py" else sorted(candidate.parent.rglob("*.py"))
-                    )
-                    break
-    return list(found)
-
-
-def _imported(path: Path) -> Iterator[str]:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Placement of instances: host policies, binding to cores and memory nodes, thread counts, and instance plans.
+"""Placement of instances: host policies, thread counts, and instance plans.
 
 A host policy names the cores that its instances run on, and the NUMA node of their memory. Flags define policies
 (``--host-policy``), instance groups choose one (``host_policy``).
@@ -6,12 +6,9 @@ A host policy names the cores that its instances run on, and the NUMA node of th
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +18,7 @@ from nerite.backends.machine import core_share
 from nerite.config.flag import HostPolicy
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.core.thread_binding import GENERAL, OPENBLAS
 from nerite.scheduling.rate_limiter import EVERYWHERE, ResourceClaim, ResourcePool
 
 _NODES = Path("/sys/devices/system/node")
@@ -98,54 +96,15 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-# Binding a thread to its cores and its memory node. Also used by workers.
-
-_SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call, by machine: the C library has no wrapper for it."""
-_BIND: Final = 2
-_BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
-
-
-def bind_to_place(cores: Collection[int], memory_node: int) -> str:
-    """Bind this thread, and all that it starts later, to ``cores`` and to the memory of a node.
-
-    Empty cores and a negative node change nothing. Returns a message to log if the memory could not be bound:
-    containers often forbid that, and an instance runs without it.
-    """
-    if cores:
-        os.sched_setaffinity(0, cores)
-    refusal = _bind_memory(memory_node) if memory_node >= 0 else ""
-    return refusal and f"memory may be from any NUMA node, not from node {memory_node} alone: {refusal}"
-
-
-def _bind_memory(node: int) -> str:
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        return f"it is not known how to ask for that on {platform.machine()}"
-    words = (ctypes.c_ulong * (node // _BITS + 1))()
-    words[node // _BITS] = 1 << node % _BITS
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.syscall(number, _BIND, words, len(words) * _BITS + 1) == 0:
-        return ""
-    return f"set_mempolicy was refused ({os.strerror(ctypes.get_errno())})"
-
-
 # Number of threads that libraries in a worker start: the number of cores that it has for itself.
 #
 # By default each library starts a thread per core, so that several workers compete for the cores: two that multiply
-# matrices on two cores are a third faster with one thread each. Also used by workers.
+# matrices on two cores are a third faster with one thread each.
 
 PARAMETER: Final = "INTRA_OP_THREAD_COUNT"
 """Parameter with which a model overrides that; 0 leaves it to the libraries."""
-_GENERAL: Final = "OMP_NUM_THREADS"
-_OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
-_VARIABLES: Final = (_GENERAL, _OPENBLAS, "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_VARIABLES: Final = (GENERAL, OPENBLAS, "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Read by libraries when they are loaded: the first one by PyTorch and many others."""
-_SETTERS: Final = tuple(
-    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
-)
-"""Names of one function in different builds. Those that end in ``_`` or ``_64_`` are for Fortran, and take a
-pointer."""
 
 
 def thread_variables(context: ModelContext, instance: InstanceContext, ours: Mapping[str, str]) -> dict[str, str]:
@@ -161,22 +120,9 @@ def thread_variables(context: ModelContext, instance: InstanceContext, ours: Map
                 "or 0 to leave it to the libraries"
             )
         return dict.fromkeys(_VARIABLES, value) if int(value) else {}
-    if _GENERAL in ours:
+    if GENERAL in ours:
         return {}
     return {name: str(core_share(instance)) for name in _VARIABLES if name not in ours}
-
-
-def adopt_thread_counts(environment: Mapping[str, str], maps: Path = Path("/proc/self/maps")) -> None:
-    """Make OpenBLAS use the count in ``environment``: it was loaded with numpy, before the count was known."""
-    count = environment.get(_OPENBLAS)
-    if count is None:
-        return
-    with suppress(OSError):  # not on Linux
-        for path in {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "openblas" in line}:
-            library = ctypes.CDLL(path)
-            for setter in _SETTERS:
-                if hasattr(library, setter):
-                    library[setter](int(count))
 
 
 # Plans of the instances that the instance groups of a model configure.

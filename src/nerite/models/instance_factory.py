@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from nerite.backends.interface import Instance, InstanceContext, Model
+from nerite.core.thread_binding import bind_to_place
 from nerite.dispatch.rate_limited import InstanceResources
 from nerite.instances.in_process import LoopInstance, ThreadInstance
 from nerite.instances.instance import ModelInstance
-from nerite.instances.placement import InstancePlan, bind_to_place
+from nerite.instances.placement import InstancePlan
 from nerite.observability.load_times import stage
 from nerite.workers.host.instance import RemoteInstance
 from nerite.workers.host.process import WorkerPlan, WorkerPool

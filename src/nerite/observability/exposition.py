@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, Generic, Literal, NamedTuple, NewType, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, NewType, TypeAlias, TypeVar
 
-from nerite.config.options import MetricsOptions
 from nerite.core.text import MAX_NAME, quoted_text
 from nerite.observability.histogram import Histogram, QuantileSum
+
+if TYPE_CHECKING:  # workers write metrics, too, and have no options
+    from nerite.config.options import MetricsOptions
 
 Labels = NewType("Labels", str)
 """Encoded labels of a sample, as between the braces: sorted by name, as Triton writes them."""

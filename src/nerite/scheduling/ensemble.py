@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from nerite.config.model_config import ModelEnsembling
 from nerite.core import headers
 from nerite.core.byte_budget import ENSEMBLES, Memo
 from nerite.core.errors import NeriteError
@@ -17,6 +16,9 @@ from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.signature import Signature, SignatureOutput, reshaped, shape_text
 from nerite.core.tensor import DataType, TensorSpec
+
+if TYPE_CHECKING:  # workers execute plans, too, and need no configurations
+    from nerite.config.model_config import ModelEnsembling
 
 _MAX_PLANS = 64
 """Maximum number of memoized plans, one per set of requested outputs."""

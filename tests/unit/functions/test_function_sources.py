@@ -10,7 +10,8 @@ import pytest
 
 from nerite.core.errors import InvalidArgument
 from nerite.functions.folder import write_in_process_of_its_own
-from nerite.functions.source import FunctionSource, files_beside, source_of
+from nerite.functions.function_source import FunctionSource, files_beside
+from nerite.functions.source import source_of
 
 PROGRAM = """
 import nerite

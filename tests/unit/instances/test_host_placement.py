@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from nerite.instances.placement import bind_to_place
+from nerite.core.thread_binding import bind_to_place
 
 T = TypeVar("T")
 

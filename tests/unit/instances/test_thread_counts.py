@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from nerite.backends import machine
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import InvalidArgument
-from nerite.instances.placement import adopt_thread_counts, thread_variables
+from nerite.core.thread_binding import adopt_thread_count
+from nerite.instances.placement import thread_variables
 
 ALL = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -60,9 +62,9 @@ def test_numpy_has_been_loaded_already() -> None:
     """In a process of its own: what it changes is for the whole process."""
     script = """
 import ctypes, numpy
-from nerite.instances.placement import adopt_thread_counts
+from nerite.core.thread_binding import adopt_thread_count
 for count in ("1", "3"):
-    adopt_thread_counts({"OPENBLAS_NUM_THREADS": count})
+    adopt_thread_count({"OPENBLAS_NUM_THREADS": count})
     (path,) = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line}
     print(ctypes.CDLL(path).scipy_openblas_get_num_threads64_())
 """
@@ -70,9 +72,29 @@ for count in ("1", "3"):
     assert done.stdout.split() == ["1", "3"]
 
 
+@pytest.mark.parametrize(("variables", "loaded", "adopted"), [({}, "1", None), ({"OMP_NUM_THREADS": "2"}, "2", "2")])
+def test_numpy_is_loaded_with_one_thread_first(variables: dict[str, str], loaded: str, adopted: str | None) -> None:
+    """Unless a variable says how many; and what is started later does not get to know of it."""
+    script = """
+import ctypes, os
+from nerite.core.thread_binding import adopt_thread_count, one_thread
+def count():
+    (path,) = {line.split()[-1] for line in open("/proc/self/maps") if "openblas" in line}
+    return ctypes.CDLL(path).scipy_openblas_get_num_threads64_()
+with one_thread():
+    import numpy
+print(count(), os.environ.get("OPENBLAS_NUM_THREADS"))
+adopt_thread_count(os.environ)
+print(count())
+"""
+    ours = {name: value for name, value in os.environ.items() if name not in ALL} | variables
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=ours)
+    cores = str(len(os.sched_getaffinity(0)))
+    assert done.stdout.split() == [loaded, "None", adopted or cores]
+
+
 def test_where_nothing_is_to_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda path: pytest.fail(f"{path} was asked"))
-    adopt_thread_counts({})
-    adopt_thread_counts({"OPENBLAS_NUM_THREADS": "1"}, tmp_path / "no maps")
+    adopt_thread_count({"OPENBLAS_NUM_THREADS": "1"}, tmp_path / "no maps")
     (tmp_path / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n")
-    adopt_thread_counts({"OPENBLAS_NUM_THREADS": "1"}, tmp_path / "maps")
+    adopt_thread_count({"OPENBLAS_NUM_THREADS": "1"}, tmp_path / "maps")

@@ -9,7 +9,7 @@ import pytest
 
 from doubles import request
 from nerite.core.request import at_hand
-from nerite.observability.log import CapturedOutput
+from nerite.observability.captured_output import CapturedOutput
 
 Line = tuple[str, str, str, int]
 

@@ -33,7 +33,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.text import render_table, terminal_width
 from nerite.functions.folder import write_in_process_of_its_own
-from nerite.functions.source import FunctionSource
+from nerite.functions.function_source import FunctionSource
 from nerite.sources.fetching import ModelFetcher, TerminalWatcher
 from nerite.sources.name import parse_bare_name, parse_name
 from nerite.sources.serving import served_name

@@ -25,11 +25,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import triton_python_backend_utils  # noqa: F401  imported for the workers' sake
-from nerite.instances.placement import adopt_thread_counts, bind_to_place
-from nerite.workers import helper_process
-from nerite.workers.child import worker
-from nerite.workers.host.fork_server import MARK, OrphanReaper, end_all, orphan_mark
+from nerite.core.thread_binding import adopt_thread_count, bind_to_place, one_thread
+from nerite.workers.orphans import MARK, OrphanReaper, end_all, orphan_mark
 
 _DEATH_SIGNAL = 1
 _NAME = 15
@@ -37,15 +34,13 @@ _SUBREAPER = 36
 _ENOUGH = 64 * 1024
 _DESCRIPTORS = 4
 """Number of descriptors that come with an order."""
-_PROGRAMS = {"worker": worker.main, "helper": helper_process.main}
+_PROGRAMS = {"worker": "nerite.workers.child.worker:main", "helper": "nerite.workers.helper_process:main"}
 """Programs that are imported before the fork. Others are named as ``module:function``."""
 
 
 def _program(name: str) -> Callable[[int, int], None]:
     """Return the program that a fork is to run."""
-    if name in _PROGRAMS:
-        return _PROGRAMS[name]
-    module, _, function = name.partition(":")
+    module, _, function = _PROGRAMS.get(name, name).partition(":")
     found: Callable[[int, int], None] = getattr(importlib.import_module(module), function)
     return found
 
@@ -159,7 +154,8 @@ class ForkServerLoop:
             if refusal := bind_to_place(order["cores"], order["memory_node"]):
                 print(refusal, file=sys.stderr)
             os.environ.update(order["environment"])
-            adopt_thread_counts(order["environment"])
+            if order["program"] == "worker":
+                adopt_thread_count(os.environ)
             if order["interpreter"]:
                 os.set_inheritable(channel, True)
                 os.set_inheritable(files, True)
@@ -181,6 +177,12 @@ def main(control: int) -> None:
     # Ctrl-C signals every process of the terminal; the server decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fork_server = ForkServerLoop(socket.socket(fileno=control))
+    gc.disable()  # what is imported stays
+    with one_thread():
+        for program in _PROGRAMS:
+            _program(program)
+        importlib.import_module("triton_python_backend_utils")
+    gc.enable()
     # The garbage collector never touches frozen objects, so their pages stay shared with every fork.
     gc.collect()
     gc.freeze()

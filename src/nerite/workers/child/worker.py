@@ -36,7 +36,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.dispatch.busy_poll import BusyPollPolicy
 from nerite.instances import instance
 from nerite.observability import custom_metrics
-from nerite.observability.log import CapturedOutput
+from nerite.observability.captured_output import CapturedOutput
 from nerite.workers.child.bls import BlsClient
 from nerite.workers.child.fused import FusedSteps, runs_to_bytes
 from nerite.workers.child.hosted_model import HostedModel, WorkerBatch, WorkerContexts, WorkerRequest
