@@ -76,7 +76,7 @@ def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, S
 
 def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Path) -> None:
     repository, server = watching
-    flags = ("--repository", repository, "--json", "--yes", "--max-batch", "8", "--backend", "onnxruntime")
+    flags = ("--model-repository", repository, "--json", "--yes", "--max-batch", "8", "--backend", "onnxruntime")
     report = json.loads(nerite("add", scaling(tmp_path / "my net.onnx"), *flags))
     assert (report["model"], report["versions"], report["kind"]) == ("my_net", [1], "ONNX model")
     assert report["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
@@ -94,20 +94,20 @@ def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Pa
 
     # Another version: the configuration stays, and a version that does not fit it is refused.
     other = scaling(tmp_path / "better.onnx", 3.0)
-    nerite("add", other, "--name", "my_net", "--version", "2", "--repository", repository, "--no-measure")
+    nerite("add", other, "--name", "my_net", "--version", "2", "--model-repository", repository, "--no-measure")
     assert (repository / "my_net" / "config.pbtxt").read_text() == text
     eventually(lambda: server.state("my_net", "2") == "READY")
     with Client(server.http) as client:
         assert client.infer("my_net", {"x": [1, 2, 3, 4]})["y"].tolist() == [[3, 6, 9, 12]]
     wrong = scaling(tmp_path / "wrong.onnx", features=5)
-    said = nerite("add", wrong, "--name", "my_net", "--version", "3", "--repository", repository, status=1)
+    said = nerite("add", wrong, "--name", "my_net", "--version", "3", "--model-repository", repository, status=1)
     assert "wrong.onnx cannot be served: load failed for model 'my_net': version 3" in said
 
     # What the server serves is what the commands tell.
     table = nerite("ls", repository, "--url", server.http)
     assert "| my_net | 1, 2     | onnxruntime |" in table
     assert "2: READY" in table
-    shown = json.loads(nerite("show", "my_net", "--repository", repository, "--url", server.http, "--json"))
+    shown = json.loads(nerite("show", "my_net", "--model-repository", repository, "--url", server.http, "--json"))
     hashes = {entry["version"]: entry.get("content_hash") for entry in server.json("POST", "/v2/repository/index")}
     assert shown["content_hash"] == hashes["2"]
     for command in ("curl", "Command line"):
@@ -121,7 +121,7 @@ def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Pa
     )
     assert "'y': array([[0., 0., 0., 0.]]" in program.stdout
 
-    nerite("rm", "my_net", "--repository", repository, "--yes")
+    nerite("rm", "my_net", "--model-repository", repository, "--yes")
     eventually(lambda: not server.ready("my_net"))
     assert "failed" not in server.text
     assert list(repository.iterdir()) == []
@@ -130,7 +130,7 @@ def test_added_while_a_server_looks(watching: tuple[Path, Serving], tmp_path: Pa
 def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
     """They are measured beside each other, and the one that is proposed serves."""
     net, repository = scaling(tmp_path / "net.onnx"), tmp_path / "models"
-    report = json.loads(nerite("add", net, "--repository", repository, "--json", "--yes", "--max-batch", "4"))
+    report = json.loads(nerite("add", net, "--model-repository", repository, "--json", "--yes", "--max-batch", "4"))
     (rival,) = report["rivals"]
     assert (rival["backend"], [each["batch"] for each in rival["latencies"]]) == ("openvino", [1, 2, 4])
     advice = report["proposal"][0]
@@ -140,7 +140,7 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
     assert f'"{report["config"]["backend"]}"' == advice["value"]
     assert f"backend: {advice['value']}" in (repository / "net" / "config.pbtxt").read_text()
 
-    flags = ("--name", "named", "--backend", "openvino", "--repository", repository)
+    flags = ("--name", "named", "--backend", "openvino", "--model-repository", repository)
     report = json.loads(nerite("add", net, *flags, "--json", "--max-batch", "8", "--no"))
     assert (report["config"]["backend"], report["rivals"]) == ("openvino", [])
     assert (report["accepted"], report["config"]["max_batch_size"]) == (False, 4)
@@ -154,7 +154,7 @@ def test_backends_that_have_the_same_file(tmp_path: Path) -> None:
 
 def test_paddle(tmp_path: Path) -> None:
     (tmp_path / "relu.pdmodel").write_bytes(paddle())
-    nerite("add", tmp_path / "relu.pdmodel", "--repository", tmp_path / "models", "--no-measure")
+    nerite("add", tmp_path / "relu.pdmodel", "--model-repository", tmp_path / "models", "--no-measure")
     with serving(tmp_path / "models", tmp_path / "log") as server, Client(server.http) as client:
         (answer,) = client.infer("relu", {"X": [[-1, 2, -3, 4]]}).values()
     assert answer.tolist() == [[0, 2, 0, 4]]
@@ -262,13 +262,13 @@ def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:
     model = LogisticRegression(max_iter=500).fit(features, classes)
     (tmp_path / "iris.pkl").write_bytes(pickle.dumps(model))
     repository = tmp_path / "models"
-    assert "--trust" in nerite("add", tmp_path / "iris.pkl", "--repository", repository, status=1)
+    assert "--trust" in nerite("add", tmp_path / "iris.pkl", "--model-repository", repository, status=1)
     assert not repository.exists()
     (tmp_path / "cut.pkl").write_bytes((tmp_path / "iris.pkl").read_bytes()[:-9])
-    said = nerite("add", tmp_path / "cut.pkl", "--repository", repository, "--trust", status=1)
+    said = nerite("add", tmp_path / "cut.pkl", "--model-repository", repository, "--trust", status=1)
     assert "the pickle could not be read: " in said
     assert "If it is truncated, copy it again." in said
-    nerite("add", tmp_path / "iris.pkl", "--repository", repository, "--trust", "--no-measure")
+    nerite("add", tmp_path / "iris.pkl", "--model-repository", repository, "--trust", "--no-measure")
     with serving(repository, tmp_path / "log") as server, Client(server.http) as client:
         answer = client.infer("iris", {"features": features[::50].astype(np.float32)})
     np.testing.assert_allclose(answer["probabilities"], model.predict_proba(features[::50]), atol=1e-5)
@@ -301,17 +301,17 @@ def test_a_pipeline_of_texts(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(scaling(tmp_path / "whole.onnx").read_bytes()[:-10])
-    said = nerite("add", tmp_path / "net.onnx", "--repository", tmp_path / "models", status=1)
+    said = nerite("add", tmp_path / "net.onnx", "--model-repository", tmp_path / "models", status=1)
     assert said.startswith(f"nerite add: {tmp_path}/net.onnx: the file is truncated")
     (tmp_path / "model.py").write_text("class TritonPythonModel:\n    execute = print\n")
-    said = nerite("add", tmp_path / "model.py", "--name", "m", "--repository", tmp_path / "models", status=1)
+    said = nerite("add", tmp_path / "model.py", "--name", "m", "--model-repository", tmp_path / "models", status=1)
     assert "its configuration has neither inputs nor outputs.\n    Implement auto_complete_config" in said
     (tmp_path / "net.plan").write_bytes(b"ftrt" + bytes(50))
-    said = nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", status=1)
+    said = nerite("add", tmp_path / "net.plan", "--model-repository", tmp_path / "models", status=1)
     assert "pip install 'nerite[tensorrt]'" in said
     assert "Pass --no-load to add it anyway" in said
     assert not (tmp_path / "models").exists()
-    nerite("add", tmp_path / "net.plan", "--repository", tmp_path / "models", "--no-load")
+    nerite("add", tmp_path / "net.plan", "--model-repository", tmp_path / "models", "--no-load")
     assert (tmp_path / "models" / "net" / "1" / "model.plan").exists()
 
 
@@ -327,7 +327,7 @@ def test_tried_and_not_added(tmp_path: Path) -> None:
 
 def test_given_up(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import time\ntime.sleep(60)\n" + FIXED)
-    command = [str(NERITE), "add", tmp_path / "model.py", "--name", "m", "--repository", tmp_path / "models"]
+    command = [str(NERITE), "add", tmp_path / "model.py", "--name", "m", "--model-repository", tmp_path / "models"]
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         eventually(lambda: any(tmp_path.glob("models/.adding-*/m/config.pbtxt")))
@@ -343,7 +343,7 @@ def test_at_a_terminal(tmp_path: Path) -> None:
         str(NERITE),
         "add",
         scaling(tmp_path / "net.onnx"),
-        "--repository",
+        "--model-repository",
         tmp_path / "models",
         "--max-batch",
         "8",

@@ -85,7 +85,7 @@ def repository(
 
 
 def nerite_add(path: Path, models: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(NERITE), "add", str(path), "--repository", str(models), "--no-measure", *flags]
+    command = [str(NERITE), "add", str(path), "--model-repository", str(models), "--no-measure", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 

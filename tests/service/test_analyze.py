@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def analyze(folder: Path, *arguments: str, status: int = 0) -> str:
-    command = [str(NERITE), "analyze", *arguments, "--repository", "models", *BRIEF]
+    command = [str(NERITE), "analyze", *arguments, "--model-repository", "models", *BRIEF]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -34,5 +34,5 @@ def test_settings_are_those_there_are() -> None:
 def test_options_are_those_of_the_help() -> None:
     told = set(re.findall(r"--\w[\w-]*", run("nerite analyze --help")))
     described = set(re.findall(r"--\w[\w-]*", (ROOT / "docs" / "analyze.md").read_text()))
-    assert told - described == {"--help", "--repository"}
+    assert told - described == {"--help", "--model-repository"}
     assert described <= told

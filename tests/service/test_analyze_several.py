@@ -13,7 +13,7 @@ import pytest
 
 from serving import IDENTITY, NERITE, PATIENCE, ensemble, eventually, pbtxt, python_model, step
 
-BRIEF = ("--warm-up", "0.05", "--window", "0.1", "--windows", "3", "--concurrency", "8", "--repository", "models")
+BRIEF = ("--warm-up", "0.05", "--window", "0.1", "--windows", "3", "--concurrency", "8", "--model-repository", "models")
 ALL = ("--search", "brute", "--set", "instances=1", "--set", "delay=0", "--set", "max_batch=8")
 SLEEPS = f"{IDENTITY.replace('    return', '    time.sleep(0.02)' + chr(10) + '    return', 1)}"
 QUICK = f"{IDENTITY.replace('    return', '    time.sleep(0.005)' + chr(10) + '    return', 1)}"

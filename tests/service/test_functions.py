@@ -300,7 +300,7 @@ def test_a_program_that_cannot_be_served(tmp_path: Path) -> None:
 
 def test_in_a_repository(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(PROGRAM)
-    run([str(NERITE), "add", "app.py:double", "--repository", "models", "--no-measure"], cwd=tmp_path)
+    run([str(NERITE), "add", "app.py:double", "--model-repository", "models", "--no-measure"], cwd=tmp_path)
     (tmp_path / "app.py").unlink()
     with serving(tmp_path / "models", tmp_path / "log") as running, Client(running.http) as client:
         assert client.infer("double", {"x": [[1.0]]})["output"].tolist() == [[2.0]]

@@ -103,7 +103,7 @@ def test_a_server_that_is_not_there(run: Run, repository: Path) -> None:
 
 
 def test_what_a_model_is(run: Run, repository: Path) -> None:
-    status, out, _ = run("show", "whole", "--repository", repository, "--url", "gpu-3:8000", "--version", "2")
+    status, out, _ = run("show", "whole", "--model-repository", repository, "--url", "gpu-3:8000", "--version", "2")
     assert status == 0
     assert out.startswith("whole, version 2 of 1, 2: python, batches of up to 8\n  input   x (FP32 [-1, 3, -1])\n")
     assert "2/model.py" in out
@@ -111,7 +111,7 @@ def test_what_a_model_is(run: Run, repository: Path) -> None:
     assert "sha256:" in out
     assert "http://gpu-3:8000/v2/models/whole/versions/2/infer" in out
     assert """nerite client --url gpu-3:8000 infer whole --random --version 2""" in out
-    snippet = json.loads(run("show", "whole", "--repository", repository, "--json")[1])["snippets"]["Python"]
+    snippet = json.loads(run("show", "whole", "--model-repository", repository, "--json")[1])["snippets"]["Python"]
     assert '"x": np.zeros((1, 3, 1), np.float32)' in snippet
     assert '"text": np.full((1, 1), "text", object)' in snippet
     compile(snippet, "snippet", "exec")
@@ -123,26 +123,26 @@ def test_the_largest_batch_is_the_one_that_a_server_gives(run: Run, tmp_path: Pa
     (tmp_path / "forest" / "config.pbtxt").write_text(
         'backend: "fil" parameters { key: "model_type" value { string_value: "xgboost" } }'
     )
-    shown = json.loads(run("show", "forest", "--repository", tmp_path, "--json")[1])
+    shown = json.loads(run("show", "forest", "--model-repository", tmp_path, "--json")[1])
     assert str(shown["max_batch_size"]) == ServerOptions().settings_of("fil")["default-max-batch-size"] == "32768"
 
 
 def test_what_a_model_is_not(run: Run, repository: Path) -> None:
-    assert "Could not determine backend" in run("show", "bare", "--repository", repository)[2]
-    assert "Did you mean 'whole'?" in run("show", "whale", "--repository", repository)[2]
-    assert "Served versions: 2." in run("show", "whole", "--repository", repository, "--version", "3")[2]
+    assert "Could not determine backend" in run("show", "bare", "--model-repository", repository)[2]
+    assert "Did you mean 'whole'?" in run("show", "whale", "--model-repository", repository)[2]
+    assert "Served versions: 2." in run("show", "whole", "--model-repository", repository, "--version", "3")[2]
 
 
 def test_nobody_is_asked(run: Run, repository: Path) -> None:
-    status, out, err = run("rm", "bare", "--repository", repository)
+    status, out, err = run("rm", "bare", "--model-repository", repository)
     assert (status, out) == (1, "")
     assert "cannot ask for confirmation" in err
     assert (repository / "bare").exists()
-    assert run("rm", "bare", "--repository", repository, "--yes")[:2] == (0, f"Removed {repository}/bare.\n")
+    assert run("rm", "bare", "--model-repository", repository, "--yes")[:2] == (0, f"Removed {repository}/bare.\n")
     assert not (repository / "bare").exists()
 
 
 def test_a_refusal_as_json(run: Run, repository: Path) -> None:
-    status, out, err = run("add", repository / "absent", "--repository", repository, "--json")
+    status, out, err = run("add", repository / "absent", "--model-repository", repository, "--json")
     assert (status, err) == (1, "")
     assert "no such file or directory" in json.loads(out)["error"]

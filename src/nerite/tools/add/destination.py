@@ -269,8 +269,6 @@ def add_repository(parser: argparse._ActionsContainer, *, also_argument: bool = 
         parser.add_argument("place", metavar="REPOSITORY", nargs="?", default="", help=where)
         where = "the same"
     parser.add_argument("--model-repository", metavar="DIRECTORY", dest="repository", default="", help=where)
-    # Its former name.
-    parser.add_argument("--repository", dest="repository", default="", help=argparse.SUPPRESS)
 
 
 def repository_of(options: argparse.Namespace) -> Path:
