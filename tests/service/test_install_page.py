@@ -20,7 +20,7 @@ from pages import ROOT, Page
 
 PAGE = Page("docs/install.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NOT_HERE = {"ray", "tensorrt", "dev"}
+NOT_HERE = {"audio", "ray", "tensorrt", "dev"}
 """Extras that the tests' environment does not have."""
 NOT_BESIDE = ("env", "dist", "wheels", ".venv*", ".git", "node_modules", "*.onnx", "*.npy", "docent", "__pycache__")
 

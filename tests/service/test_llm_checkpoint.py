@@ -93,8 +93,10 @@ def test_a_speech_model_is_converted(tmp_path: Path, flag: str) -> None:
     words = 'backend: "llm"\nparameters { key: "WORD_TIMESTAMPS" value { string_value: "true" } }\n'
     (models / "ear" / "config.pbtxt").write_text(words)
     recording = ("a.wav", speech_checkpoint.wav(speech_checkpoint.recording(3)))
-    with serving.serving(models, tmp_path / "log", flag) as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0)
+    with (
+        serving.serving(models, tmp_path / "log", flag) as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client,
+    ):
         answer = client.audio.transcriptions.create(
             model="ear",
             file=recording,

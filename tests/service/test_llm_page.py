@@ -19,8 +19,9 @@ def test_the_page(tmp_path: Path) -> None:
     # What the exporter writes, which is not installed here: it needs another release of transformers.
     assert PAGE.block("optimum-cli").endswith(" models/chat/1\n")
     assert PAGE.block("serve") == "nerite serve models\n"
-    single, guessing, narrow = CONFIGURATIONS
-    for name, config in (("chat", ""), ("single", single), ("guessing", guessing), ("narrow", narrow)):
+    single, exact, guessing, narrow = CONFIGURATIONS
+    configs = {"chat": "", "single": single, "exact": exact, "guessing": guessing, "narrow": narrow}
+    for name, config in configs.items():
         language_model(models / name / "1")
         if config:
             (models / name / "config.pbtxt").write_text(config)
@@ -39,6 +40,6 @@ def test_the_page(tmp_path: Path) -> None:
         drawn = json.loads(json.loads(run(structured, server))["choices"][0]["text"])
         assert (drawn["colour"] in ("red", "green"), 0 <= drawn["number"] <= 99) == (True, True)
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["once"]}]
-        for name in ("single", "guessing", "narrow"):
+        for name in ("single", "exact", "guessing", "narrow"):
             assert server.json("POST", f"/v2/models/{name}/generate", {"text_input": "once"})["text_output"]
         assert server.json("POST", "/v2/models/single/infer", {"inputs": inputs})["outputs"][0]["data"]
