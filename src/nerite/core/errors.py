@@ -115,7 +115,7 @@ class Unavailable(NeriteError):
 
 
 class NotLoaded(Unavailable):
-    """The model is not in memory, but a request has it loaded: whoever can wait for that does."""
+    """The model is not in memory; a request for it causes its load. Callers that can wait do so, others report this."""
 
     model = ""
 

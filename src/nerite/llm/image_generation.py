@@ -51,7 +51,7 @@ class ImageGenerator(Protocol):
 
 
 class ImageGenerationInstance:
-    """Instance that answers requests with a image_generator, one after the other."""
+    """Instance that answers requests with an image generator, one after the other."""
 
     checks_readiness = False
 

@@ -157,7 +157,7 @@ class OpenVinoModel(ArrayModel[CompilePlan]):
         return compiled
 
     def _report_precision(self, compiled: Any, key: CompilePlan) -> None:
-        """Log that a model of float32 is computed with half precision if nobody has chosen that."""
+        """Log that a model of float32 is computed with half precision if the configuration does not set that."""
         chosen = {name for name, _ in key.properties}
         if key.device != "CPU" or compile.PRECISION in chosen or self._precision_reported:
             return
