@@ -30,6 +30,28 @@ def language_checkpoint(directory: Path, seed: int = 0, *, begin: bool = False) 
     return directory
 
 
+def decoder_checkpoint(
+    directory: Path, model_type: str, dtype: str = "float32", *, shards: bool = False, **settings: Any
+) -> Path:
+    """Write a decoder as transformers writes it, with random biases and norms; return its directory."""
+    import torch  # here, for both take seconds
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": END,
+        "pad_token_id": None, "max_position_embeddings": CONTEXT,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(sizes | settings)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="30KB" if shards else "1GB")
+    byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
 @functools.cache
 def language_weights(seed: int) -> dict[str, Any]:
     """Return the weights of ``language_checkpoint`` by their names."""

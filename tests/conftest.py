@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 import tensorflow_models
+from kept import kept
 
 # Machines are busy: a slow example is no failure. In CI every run tries the same examples.
 settings.register_profile("nerite", deadline=None)
@@ -25,8 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes share the tests: one more than there are processors, as tests often wait."""
-    return (os.cpu_count() or 1) + 1
+    """Return how many processes share the tests: two more than there are processors, as tests often wait."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_sessionstart() -> None:
@@ -64,5 +65,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tensorflow_artifacts(pytestconfig: pytest.Config) -> Path:
     """The folder with models that TensorFlow has made, kept from one run to the next."""
-    assert pytestconfig.cache is not None
-    return tensorflow_models.models(pytestconfig.cache.mkdir("tensorflow-models"))
+    return kept(pytestconfig, "tensorflow-models", tensorflow_models.ingredients(), tensorflow_models.make)

@@ -19,6 +19,9 @@ from tools import unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "deploy" / "helm" / "nerite"
+_OWN = ("", "apps", "autoscaling", "batch", "networking.k8s.io", "policy", "rbac.authorization.k8s.io")
+"""Groups of Kubernetes itself."""
+_EXTENSIONS = ROOT / "tests" / "schemas"
 _FOLDER = Path(os.environ.get("NERITE_KUBERNETES_TOOLS") or Path(sys.prefix) / "kubernetes")
 
 
@@ -49,10 +52,13 @@ def rendered(
 
 
 def mistakes(manifest: dict[str, Any], version: str) -> Iterator[str]:
-    """Yield what a version of Kubernetes would not accept in a manifest of one of its own kinds."""
+    """Yield what a version of Kubernetes, or an extension of it, would not accept in a manifest."""
     group, _, number = manifest["apiVersion"].rpartition("/")
-    schemas = _schemas(version)
-    file = schemas / f"{manifest['kind'].lower()}-{group.partition('.')[0] + '-' if group else ''}{number}.json"
+    if group in _OWN:
+        parts = filter(None, (manifest["kind"].lower(), group.partition(".")[0], number))
+        file = _schemas(version) / f"{'-'.join(parts)}.json"
+    else:
+        file = _EXTENSIONS / f"{manifest['kind']}.json"
     validator = jsonschema.Draft202012Validator(json.loads(file.read_text()), registry=_definitions(version))
     for error in validator.iter_errors(manifest):
         yield f"{manifest['kind']} {manifest['metadata']['name']}: {error.json_path}: {error.message[:300]}"

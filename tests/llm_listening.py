@@ -9,7 +9,7 @@ from typing import Any
 
 from nerite.core.errors import NeriteError
 from nerite.llm.engine import FinishReason, GenerationRequest, LlmEngine, TokenDelta
-from nerite.llm.request import SamplingParameters
+from nerite.llm.sampling_parameters import SamplingParameters
 
 FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
 

@@ -64,7 +64,7 @@ class Platform:
 
     def pages(self, playbook: Playbook) -> None:
         """Wait for the alert."""
-        eventually(lambda: bool(self.prometheus.firing(playbook.alert)), what=f"{playbook.alert} does not fire")
+        eventually(lambda: bool(self.prometheus.firing(playbook.alert)), 75.0, f"{playbook.alert} does not fire")
 
     def is_over(self, playbook: Playbook) -> None:
         """Wait for the end of the alert."""

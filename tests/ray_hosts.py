@@ -62,15 +62,21 @@ class Host:
         words = ["bash", "-ec", command] if isinstance(command, str) else list(command)
         done = subprocess.run(
             self.command(*words), cwd=cwd, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=seconds, check=False,
+            text=True, timeout=seconds, check=False, start_new_session=True,
         )  # fmt: skip
         assert (done.returncode != 0) == fails, f"{command}\n{done.stdout[-6000:]}"
         return done.stdout
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command on the host, whose output goes to a file that a failure shows."""
+        """Start a command on the host, whose output goes to a file that a failure shows.
+
+        In a session of its own, so that Linux gives each host a share of the processors: of a node that is not up
+        within 30 s Ray makes nothing.
+        """
         with (self.folder / f"{self.name}.log").open("ab") as log:
-            process = subprocess.Popen(self.command(*words), env=self.environment, stdout=log, stderr=log, cwd=ROOT)
+            process = subprocess.Popen(
+                self.command(*words), env=self.environment, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
+            )  # fmt: skip
         self._running.append(process)
         return process
 

@@ -139,14 +139,16 @@ class StandInMember:
         if request.path in ("/v2/health/ready", "/health"):
             return response(status=200 if self.ready else 400)
         if request.headers.get("user-agent") == "nerite-route" and request.path == "/v2/repository/index":
-            return response(
-                json.dumps([{"name": name, "version": "1", "state": "READY"} for name in self.models]).encode()
-            )
+            return response(json.dumps(self.listed()).encode())
         if request.headers.get("user-agent") == "nerite-route" and request.path == "/v1/models":
             entries = [{"id": name, "object": "model", "parent": None} for name in self.models]
             entries += [{"id": name, "object": "model", "parent": self.models[0]} for name in self.adapters]
             return response(json.dumps({"object": "list", "data": entries}).encode())
         return None
+
+    def listed(self) -> list[Any]:
+        """Return the index of its model repository."""
+        return [{"name": name, "version": "1", "state": "READY"} for name in self.models]
 
 
 def read_request(file: Any) -> Received | None:

@@ -213,12 +213,23 @@ def serving(
         assert at < 0, server.text[max(at - 200, 0) : at + 4000]
 
 
+def accepts(address: str) -> bool:
+    """Return whether a port accepts connections."""
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 def eventually(holds: Callable[[], bool], seconds: float = 45.0, what: str = "") -> None:
-    """Wait until ``holds()``; fail if it never does."""
-    deadline = time.monotonic() + seconds
+    """Wait until ``holds()``; fail if it never does. Asks less often the longer it waits: asking takes time as well."""
+    began = time.monotonic()
     while not holds():
-        assert time.monotonic() < deadline, what or "it never happened"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, what or "it never happened"
+        time.sleep(min(0.01 + waited / 50, 0.05))
 
 
 @contextmanager

@@ -5,8 +5,6 @@ Run as a program it makes them in the folder that it is given.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -22,22 +20,18 @@ TYPES = (
 VOCABULARY = ("zero", "one", "two", "thr\u00e9\u00e9")
 
 
-def models(cache: Path) -> Path:
-    """Return the folder with the models, in ``cache``; made by the first call with these versions of all."""
-    key = hashlib.sha256(Path(__file__).read_bytes() + _version().encode()).hexdigest()[:12]
-    folder = cache / key
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
-        if not folder.exists():
-            unfinished = cache / f"{key}.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-            command = [sys.executable, __file__, str(unfinished)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-4000:])
-            unfinished.rename(folder)
-    return folder
+def make(folder: Path) -> None:
+    """Make the folder with the models."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, __file__, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+
+
+def ingredients() -> str:
+    """Return what the models depend on."""
+    return Path(__file__).read_text() + _version()
 
 
 def _version() -> str:

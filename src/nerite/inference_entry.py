@@ -7,7 +7,7 @@ memoized on the header, so a header that repeats costs a comparison. Not thread-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -47,6 +47,13 @@ Version = TypeVar("Version", bound=ServableVersion, covariant=True)
 
 def _nothing(*_: object) -> None:
     """Do nothing: no request waits."""
+
+
+def refusal_of(error: Exception, request: InferenceRequest) -> NeriteError:
+    """Return the error that answers a request that could not be submitted; report an unexpected exception."""
+    if isinstance(error, NeriteError):
+        return error.without_frames()
+    return report("admission", error, f"of a request to model '{request.header.model_name}'", request.id)
 
 
 class _AwaitedVersion:
@@ -123,8 +130,8 @@ class InferenceEntry(ABC, Generic[Version]):
 
     @property
     @abstractmethod
-    def loadable(self) -> Iterable[str]:
-        """The language models that are not loaded and that a request would have loaded."""
+    def loadable(self) -> Mapping[str, str]:
+        """The models of language that are not loaded and that a request would have loaded, and what each does."""
 
     def renew_routes(self) -> None:
         """Invalidate the routes of all headers, because a version was loaded or unloaded, or a weight changed."""
@@ -158,14 +165,13 @@ class InferenceEntry(ABC, Generic[Version]):
                 request.header.route = RequestRoute(None, _AWAITED)
                 self.waits.hold_request(absent.without_frames(), request, partial(self.infer, request, decoupled))
                 return
-            except NeriteError as error:
-                request.respond(InferenceResponse.failed(error))
+            except Exception as error:
+                request.respond(InferenceResponse.failed(refusal_of(error, request)))
                 return
         try:
             route.version.submit(request)
         except Exception as error:
-            where = f"of a request to model '{request.header.model_name}'"
-            request.respond(InferenceResponse.failed(report("admission", error, where, request.id)))
+            request.respond(InferenceResponse.failed(refusal_of(error, request)))
 
     def request(
         self,

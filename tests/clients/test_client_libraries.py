@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +47,15 @@ def client_library(name: str) -> Any:
     if os.environ.get("EXAM_CLIENTS"):
         return importlib.import_module(name)
     return pytest.importorskip(name)
+
+
+@pytest.fixture(autouse=True)
+def _connections_that_libraries_leave_open() -> Iterator[None]:
+    """Those of event loops that are over, which nobody can close: not a fault of the next test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

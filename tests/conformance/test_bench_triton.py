@@ -34,7 +34,7 @@ MODES = {
     "http, large": ("identity", "http", ("--shape", "INPUT0:200000")),
     "http, at a rate": ("identity", "http", ("--rate", "100")),
     "http, stream": ("twice", "http", ("--streaming",)),
-    "http, shared memory": ("identity", "http", ("--shared-memory", "--output-shared-memory", "64")),
+    "http, shared memory": ("identity", "http", ("--shared-memory", "--output-shared-memory", "4096")),
     "grpc": ("identity", "grpc", ("--shape", "INPUT0:16", "--concurrency", "9")),
     "grpc, large": ("identity", "grpc", ("--shape", "INPUT0:200000", "--concurrency", "3")),
     "grpc, stream": ("twice", "grpc", ("--streaming", "--concurrency", "3")),

@@ -186,7 +186,7 @@ _SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "s", "schema": 
 
 def openai(rng: random.Random) -> Request:
     """Return a request of OpenAI's kinds."""
-    kind = rng.randrange(13)
+    kind = rng.randrange(16)
     model = rng.choice(("words", "engine")) if rng.random() < 0.9 else rng.choice(("vectors", "nowhere", "worker"))
     if kind == 0:
         return Request("GET", rng.choice(("/v1/models", "/v1/models/words", "/v1/models/worker")))
@@ -197,6 +197,8 @@ def openai(rng: random.Random) -> Request:
     if kind == 2:
         documents = rng.choice((["a", "bb"], [{"text": "a"}, "b"]))
         return Request("POST", "/v1/rerank", {"model": "ratings", "query": "q", "documents": documents, "top_n": 1})
+    if kind >= 13:
+        return _of_media(rng)
     if kind >= 10:
         return _of_agents(rng, model)
     made = {"model": model, "max_tokens": rng.choice((1, 3, 8)), "stream": rng.random() < 0.4}
@@ -247,7 +249,11 @@ def _of_agents(rng: random.Random, model: str) -> Request:
     if path == "/v1/responses":
         made = {"model": model, "input": rng.sample(_ITEMS, 3), "stream": stream, "max_output_tokens": 3}
         tool = {"type": "function", "name": "look", "parameters": _SCHEMA_OF_TOOL}
-        return Request("POST", path, made | rng.choice(({}, {"tools": [tool]}, {"instructions": "be brief"})))
+        kept = {"store": True, "previous_response_id": rng.choice(("resp_0", "resp_x"))}
+        if rng.random() < 0.1:
+            return Request(rng.choice(("GET", "DELETE")), rng.choice((f"{path}/resp_0", f"{path}/resp_0/input_items")))
+        more = rng.choice(({}, {"tools": [tool]}, {"instructions": "be brief"}, {"store": False}, kept))
+        return Request("POST", path, made | more)
     calls = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
     messages = [{"role": "user", "content": rng.sample(_BLOCKS, 2)}, {"role": "assistant", "content": [calls]}]
     made = {"model": model, "messages": messages, "max_tokens": 3, "stream": stream}
@@ -256,6 +262,27 @@ def _of_agents(rng: random.Random, model: str) -> Request:
         ({}, {"tools": [tool]}, {"system": [{"type": "text", "text": "be brief"}]}, {"stop_sequences": ["a"]})
     )
     return Request("POST", path, made | more)
+
+
+def _of_media(rng: random.Random) -> Request:
+    """Return a request for speech, images or classes, or for the score of a text."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        made = {"model": "speaks", "input": rng.choice(PROMPTS), "voice": "alice"}
+        more = ({}, {"response_format": "pcm"}, {"speed": 1.5}, {"stream_format": "audio"}, {"voice": ""})
+        return Request("POST", "/v1/audio/speech", made | rng.choice(more))
+    if kind == 1:
+        made = {"model": "paints", "prompt": rng.choice(PROMPTS), "n": rng.choice((1, 2))}
+        images: tuple[dict[str, Any], ...] = (
+            {}, {"size": "64x48"}, {"size": "auto"}, {"seed": 7}, {"num_inference_steps": 2}, {"guidance_scale": 2.5},
+            {"negative_prompt": "tea"}, {"response_format": "b64_json"},
+        )  # fmt: skip
+        return Request("POST", "/v1/images/generations", made | rng.choice(images))
+    texts = rng.choice(("a text", ["a", "b"], ["é"] * 20))
+    if kind == 2:
+        return Request("POST", "/v1/score", {"model": "ratings", "text_1": "q", "text_2": texts})
+    path = rng.choice(("/v1/classify", "/classify"))
+    return Request("POST", path, {"model": "classes", "input": texts} | rng.choice(({}, {"use_activation": False})))
 
 
 _SAMPLING: Final[list[tuple[str, Any]]] = [

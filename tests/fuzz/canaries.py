@@ -56,6 +56,13 @@ def _once(number: int) -> list[Canary]:
     return asked
 
 
+_RECORDING: Final = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nhears\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    + b"RIFF\x2a\0\0\0WAVEfmt \x10\0\0\0" + struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
+    + b"data\x06\0\0\0" + bytes(6)
+    + b"\r\n--x--\r\n"
+)  # fmt: skip
 _SAME: Final = (
     _infer("onnx", [1.0, 2.0, 3.0, -4.0], [2.0, 4.0, 6.0, -8.0]),
     _infer("batched", [5, -6], [5, -6], "INT32"),
@@ -92,6 +99,23 @@ _SAME: Final = (
         "/v1/rerank",
         {"model": "ratings", "query": "q", "documents": ["a", "bbb"]},
         lambda said: said["results"][0]["index"] == 1,
+    ),
+    Canary(
+        "hears",
+        request(b"POST /v1/audio/transcriptions\nContent-Type: multipart/form-data; boundary=x", _RECORDING),
+        lambda said: said["text"] == "3 samples",
+    ),
+    _post(
+        "paints",
+        "/v1/images/generations",
+        {"model": "paints", "prompt": "a"},
+        lambda said: said["data"][0]["b64_json"] == "UE5H",
+    ),
+    _post(
+        "classes",
+        "/v1/classify",
+        {"model": "classes", "input": "four"},
+        lambda said: said["data"][0]["probs"][0] == 4,
     ),
     Canary("worker", request(b"GET /v2/models/worker/ready", b""), lambda said: said is None),
     Canary("server", request(b"GET /v2/health/live", b""), lambda said: said is None),

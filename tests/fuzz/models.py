@@ -55,6 +55,10 @@ MODELS: Final[dict[str, Model]] = {
     "words": Model(_TEXTS, rows=0, output="text_output", decoupled=True),
     "engine": Model(_TEXTS, rows=0, output="text_output", decoupled=True),
     "vectors": Model((Tensor("text_input", "BYTES", 1),), output="embedding"),
+    "hears": Model((Tensor("audio", "FP32"),), rows=0, output="text_output"),
+    "speaks": Model((Tensor("text_input", "BYTES", 1),), rows=0, output="audio"),
+    "paints": Model((Tensor("text_input", "BYTES", 1),), rows=0, output="image"),
+    "classes": Model((Tensor("text_input", "BYTES", 1),), rows=0, output="probabilities"),
     "ratings": Model((Tensor("query", "BYTES", 1), Tensor("documents", "BYTES")), rows=0, output="scores"),
 }
 GUESTS: Final = ("foreign_segment", "foreign_segment_b", "foreign_segment_é")
@@ -230,6 +234,67 @@ def execute(self, requests):
     return answers
 """
 
+_HEARS: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        audio = pb_utils.get_input_tensor_by_name(request, "audio").as_numpy()
+        heard = {"text_output": f"{len(audio)} samples", "segments": '[{"start": 0.0, "end": 1.0, "text": "a"}]'}
+        tensors = [pb_utils.Tensor(name, np.array([text.encode()], object)) for name, text in heard.items()]
+        answers.append(pb_utils.InferenceResponse(tensors))
+    return answers
+"""
+_SPEAKS: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0]
+        audio = pb_utils.Tensor("audio", np.full(len(text), 0.5, np.float32))
+        answers.append(pb_utils.InferenceResponse([audio, pb_utils.Tensor("sample_rate", np.array([8000], np.uint32))]))
+    return answers
+"""
+_PAINTS: Final = """
+def execute(self, requests):
+    image = pb_utils.Tensor("image", np.array([b"PNG"], object))
+    return [pb_utils.InferenceResponse([image]) for _ in requests]
+"""
+_CLASSES: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0]
+        scores = np.array([len(text), 1, 0], np.float32)
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("probabilities", scores)]))
+    return answers
+"""
+_TEXT: Final = "text_input STRING 1"
+_MEDIA: Final[dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
+    "hears": (
+        _HEARS,
+        ("audio FP32 -1", "language STRING 1?", "task STRING 1?", "prompt STRING 1?", "temperature FP32 1?",
+         "timestamps STRING 1?"),
+        ("text_output STRING 1", "segments STRING 1"),
+    ),
+    "speaks": (_SPEAKS, (_TEXT, "voice STRING 1?", "speed FP32 1?"), ("audio FP32 -1", "sample_rate UINT32 1")),
+    "paints": (
+        _PAINTS,
+        (_TEXT, "negative_prompt STRING 1?", "width INT32 1?", "height INT32 1?", "num_inference_steps INT32 1?",
+         "guidance_scale FP32 1?", "seed INT64 1?"),
+        ("image STRING 1",),
+    ),
+    "classes": (_CLASSES, (_TEXT,), ("probabilities FP32 3",)),
+}  # fmt: skip
+"""Models of speech, images and classes: their programs, and their inputs and outputs as name, type and size."""
+
+
+def _media_config(inputs: tuple[str, ...], outputs: tuple[str, ...]) -> str:
+    made = []
+    for side, tensors in (("input", inputs), ("output", outputs)):
+        for name, kind, size in map(str.split, tensors):
+            more = "optional: true" if size.endswith("?") else ""
+            made.append(f'{side} {{ name: "{name}" data_type: TYPE_{kind} dims: [ {size.strip("?")} ] {more} }}')
+    return "\n".join(['backend: "python" max_batch_size: 0', *made, _CPU, IN_PROCESS])
+
 
 def write(folder: Path) -> None:
     """Write the repository."""
@@ -264,6 +329,8 @@ def write(folder: Path) -> None:
     )
     python_model(folder, "vectors", _VECTORS, vectors)
     python_model(folder, "ratings", _RATINGS, _RATING_MODEL)
+    for name, (source, inputs, outputs) in _MEDIA.items():
+        python_model(folder, name, source, _media_config(inputs, outputs))
     _write_onnx(folder / "onnx")
     (folder / "engine" / "1").mkdir(parents=True)
     (folder / "engine" / "1" / "model.json").write_text('{"model": "m", "mortal": false, "most_tokens": 40}')

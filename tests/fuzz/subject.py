@@ -55,7 +55,7 @@ _FREED: Final = re.compile(r"Request$|\.grpc\.connection\.Call$|\.StreamCall$|\.
 """Kinds of objects that are never left for the collector: they hold what clients have sent."""
 _FLAGS: Final = (
     "--model-control-mode=explicit", "--allow-client-shm=true", "--cache-config=local,size=1048576",
-    "--trace-config=triton,file={folder}/trace.json", "--trace-config=level=OFF",
+    "--trace-config=triton,file={folder}/trace.json", "--trace-config=level=OFF", "--responses={folder}/responses.db",
     *(f"--load-model={name}" for name in models.MODELS),
 )  # fmt: skip
 _TOGETHER: Final = {KEPT: 6, LOADS: 2, PIECES: 12, FRAMES: 10, CALLS: 14}

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from fuzz import administration, configurations, inference, routed, tokens
+from fuzz import administration, configurations, forms, inference, routed, tokens
 from fuzz.administration import Request
 from fuzz.case import Case
 from fuzz.mutators import documents, fields, frames, heads, octets
@@ -144,6 +144,12 @@ def _request(make: Callable[[random.Random], Request], least: float = 0.1) -> Ca
         return head(rng, method, path), body
 
     return parts
+
+
+def _form(rng: random.Random) -> Parts:
+    made = forms.form(rng)
+    first = head(rng, "POST", made.path)
+    return first + b"\nContent-Type: " + made.content_type, made.body
 
 
 def _load(rng: random.Random) -> Parts:
@@ -280,16 +286,17 @@ def _config(rng: random.Random) -> Parts:
 
 
 SURFACES: Final[Mapping[str, Surface]] = {
-    "json": Surface(KEPT, 11, _json),
-    "binary": Surface(KEPT, 11, _binary),
+    "json": Surface(KEPT, 10, _json),
+    "binary": Surface(KEPT, 10, _binary),
     "bytes": Surface(KEPT, 7, _bytes),
     "paths": Surface(KEPT, 4, _paths),
     "http": Surface(PIECES, 9, _http, 0),
     "metrics": Surface(PIECES, 1, _http, 0),
-    "grpc": Surface(CALLS, 11, _grpc, 1),
+    "grpc": Surface(CALLS, 10, _grpc, 1),
     "streams": Surface(CALLS, 6, _stream, 1),
     "http2": Surface(FRAMES, 8, _http2, 0),
     "openai": Surface(KEPT, 8, _request(administration.openai)),
+    "forms": Surface(KEPT, 3, _form),
     "regions": Surface(KEPT, 4, _request(administration.region, 0.3)),
     "settings": Surface(KEPT, 3, _request(administration.setting)),
     "loads": Surface(LOADS, 1, _load),

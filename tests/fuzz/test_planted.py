@@ -108,7 +108,7 @@ def test_a_byte_that_wedges_a_server(tmp_path: Path) -> None:
 def test_a_member_that_is_an_internal_error(tmp_path: Path) -> None:
     found = run(tmp_path, lambda patience: Stub(patience, trip=b'"sequence_id"'), 400, ["json"])
     body = found["unforeseen", "stub"].parts[1]
-    assert b'"sequence_id"' in body and len(body) <= len(b'{"sequence_id":0}')
+    assert b'"sequence_id"' in body and len(body) <= len(b'{"parameters":{"sequence_id":0}}')
 
 
 BROKEN = """

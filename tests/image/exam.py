@@ -1,16 +1,19 @@
 """The image, built and served from for real: ``make exam-image``. Needs root, buildah, podman, runc, and debootstrap.
 
-No registry is asked: Debian's base image is made by debootstrap, from the mirror that this machine uses.
+The commands of docs/docker.md and docs/kubernetes.md are run as they are, by a ``docker`` that calls these. No registry
+is asked: Debian's base image is made by debootstrap, from the mirror that this machine uses.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +22,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+import yaml
 
 import onnx_models
+from pages import Page
 from ports import free_ports
 from serving import HELD, IDENTITY, eventually, let_go, pbtxt, python_model
 from tools import require
@@ -29,10 +34,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = "docker.io/library/debian:bookworm-slim"
 PREFIX = "localhost/nerite-exam"
 PODMAN = ["podman", "--log-level=fatal", "--runtime=runc", "--cgroup-manager=cgroupfs"]
-# As docs/docker.md; limits are those that a machine without CAP_SYS_RESOURCE can grant, and nothing runs timers here.
-RUN = [*PODMAN, "run", "--network=host", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"]
-RUN += ["--security-opt=no-new-privileges", "--ulimit=nofile=20000:20000", "--ulimit=nproc=4096:4096"]
-RUN += ["--health-interval=disable"]
+BUILD = ["buildah", "build", "--isolation=chroot", "--network=host", "--format=docker", "--pull-never", "--timestamp=0"]
+# Limits are those that a machine without CAP_SYS_RESOURCE can grant, and nothing runs timers here.
+RUNTIME = [*PODMAN, "run", "--network=host", "--health-interval=disable"]
+RUNTIME += ["--ulimit=nofile=20000:20000", "--ulimit=nproc=4096:4096"]
+# As docs/docker.md.
+RUN = [*RUNTIME, "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 pytestmark = pytest.mark.timeout(3000)
 
 
@@ -46,8 +53,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 def build(tag: str, *arguments: str, file: str = "deploy/docker/Dockerfile", context: Path = ROOT) -> str:
     """Build an image; return its name."""
     name = f"{PREFIX}:{tag}"
-    ways = ["--isolation=chroot", "--network=host", "--format=docker", "--pull-never", "--timestamp=0"]
-    run("buildah", "build", *ways, *arguments, f"--file={file}", f"--tag={name}", ".", cwd=context)
+    run(*BUILD, *arguments, f"--file={file}", f"--tag={name}", ".", cwd=context)
     return name
 
 
@@ -71,6 +77,92 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return BASE
 
 
+DOCKER = f"""#!/bin/sh
+podman() {{ command {shlex.join(PODMAN)} "$@"; }}
+case "$1" in
+build) shift; exec {shlex.join(BUILD)} "$@" ;;
+run) shift; exec {shlex.join(RUNTIME)} "$@" ;;
+inspect) for name; do :; done; podman healthcheck run "$name" > /dev/null 2>&1; podman "$@" ;;
+push) podman image exists "$2" ;;
+*) podman "$@" ;;
+esac
+"""
+"""Docker as podman and buildah. Health is checked when somebody inspects it, and images are pushed nowhere."""
+
+
+class Shell:
+    """Runs commands of a page, in a copy of the sources at first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "sources"
+        self.folder.mkdir()
+        docker = folder / "bin" / "docker"
+        docker.parent.mkdir()
+        docker.write_text(DOCKER)
+        docker.chmod(0o755)
+        self._set = f'set -e; PATH="{docker.parent}:$PATH"'
+        run("sh", "-c", f"git ls-files -z | xargs -0 cp -d --parents -t {self.folder}")
+
+    def run(self, command: str) -> str:
+        return run("sh", "-c", f"{self._set}; {command}", cwd=self.folder)
+
+    @contextmanager
+    def serving(self, command: str, port: int = 8000) -> Iterator[None]:
+        """Run a server in the foreground, until it has been ready."""
+        process = subprocess.Popen(["sh", "-c", f"{self._set}; exec {command}"], cwd=self.folder)
+        try:
+            with tritonclient.http.InferenceServerClient(f"localhost:{port}") as client:
+                eventually(lambda: ready(client))
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def lines(page: str, part: str) -> list[str]:
+    """Return the commands of a block."""
+    return Page(page).block(part).replace("\\\n", " ").splitlines()
+
+
+def test_the_page(base: str, tmp_path: Path) -> None:
+    """From nothing to a served model, the other commands of the image, and an image with models."""
+    shell = Shell(tmp_path)
+    image, models, start, health, ask, stop = lines("docs/docker.md", "docker inspect")
+    for command in (image, models, start):
+        shell.run(command)
+    try:
+        eventually(lambda: shell.run(health).strip() == "healthy")
+        assert shell.run(ask).count('"text"') == 20
+        shell.run(stop)
+        assert shell.run("docker inspect --format '{{.State.ExitCode}}' nerite").strip() == "0"
+    finally:
+        shell.run("docker rm --force nerite")
+    check, tritonserver = lines("docs/docker.md", "nerite nerite check /models")
+    assert "1 model checked, no mistakes" in shell.run(check)
+    with shell.serving(tritonserver, 8080):
+        shell.run(ask.replace("8000", "8080"))
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(shell.folder / "models", tmp_path / "elsewhere")
+    shell.folder = tmp_path / "elsewhere"
+    written, built, served = lines("docs/docker.md", "nerite dockerfile models")
+    shell.run(f"{written}; {built}")
+    with shell.serving(served):
+        assert shell.run(ask).count('"text"') == 20
+    run("podman", "rmi", "--force", "localhost/my-models")
+
+
+def test_the_image_of_the_page_about_kubernetes(base: str, tmp_path: Path) -> None:
+    """Its commands up to helm, and what a pod of the chart runs in that image."""
+    shell = Shell(tmp_path)
+    commands = lines("docs/kubernetes.md", "docker push")
+    until = next(place for place, command in enumerate(commands) if command.startswith("helm"))
+    for command in commands[:until]:
+        shell.run(command)
+    with container("registry.example.org/babble:1", ["nerite", "serve", "/models"]) as running:
+        assert running.client.is_model_ready("babble")
+    run("podman", "rmi", "--force", "registry.example.org/babble:1", "localhost/nerite")
+
+
 @pytest.fixture(scope="module")
 def slim(base: str) -> Iterator[str]:
     yield build("slim")
@@ -87,6 +179,13 @@ def remove(tag: str) -> None:
     run("podman", "rmi", "--force", f"{PREFIX}:{tag}")
 
 
+def ready(client: tritonclient.http.InferenceServerClient) -> bool:
+    try:
+        return bool(client.is_server_ready())
+    except OSError:
+        return False
+
+
 class Container:
     """A container with a server. ``seconds``: from the command to when it was ready."""
 
@@ -97,18 +196,12 @@ class Container:
         run(*RUN, "--detach", f"--name={self.name}", *options, image, *command)
         try:
             self.client = tritonclient.http.InferenceServerClient(self.http)
-            eventually(self._ready)
+            eventually(lambda: ready(self.client))
         except BaseException:
             print(run(*PODMAN, "logs", self.name)[-3000:])
             self.remove()
             raise
         self.seconds = time.monotonic() - began
-
-    def _ready(self) -> bool:
-        try:
-            return bool(self.client.is_server_ready())
-        except OSError:
-            return False
 
     def healthy(self) -> bool:
         checked = subprocess.run([*PODMAN, "healthcheck", "run", self.name], capture_output=True, check=False)
@@ -172,6 +265,21 @@ def test_serves_as_nobody_in_particular(slim: str, models: Path, program: list[s
         assert "Uid:\t1000\t1000\t1000\t1000" in status
         assert "CapEff:\t0000000000000000" in status
         print(f"slim: {size(slim)} MB, ready after {running.seconds:.1f} s")
+
+
+def test_starts_by_the_arguments_of_kserve_s_runtime_for_triton(slim: str, models: Path) -> None:
+    """As they stand, with the user and rights of its container, and models where its storage initializer puts them."""
+    runtime = yaml.safe_load((ROOT / "deploy" / "kserve" / "triton-runtime.yaml").read_text())["spec"]
+    echo(models, "echo")
+    options = [f"--volume={models}:/mnt/models:ro", "--user=1000"]
+    running = Container(slim, options, runtime["containers"][0]["args"], [8080, 9000])
+    try:
+        assert infer(running, "echo", [1.0, 2.0]) == [1.0, 2.0]
+        port, path = (runtime["annotations"][f"prometheus.kserve.io/{each}"] for each in ("port", "path"))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            assert b"nv_inference_request_success" in answer.read()
+    finally:
+        running.remove()
 
 
 def test_drains_and_tells_its_health(slim: str, models: Path) -> None:

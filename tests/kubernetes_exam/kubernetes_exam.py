@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from control_plane import BUILT, GATEWAY, SERVICE_NETWORK, Api, ApiError, control_plane
 from kubelet import BRIDGE, Kubelet, PodRun
 from queue_metrics import custom_metrics
@@ -27,6 +28,7 @@ from service_load import HEADER, ServiceLoad
 from service_proxy import ServiceProxy
 
 from kubernetes_tools import CHART, ROOT, program
+from pages import Page
 from prometheus_server import Prometheus
 from serving import PATIENCE, adds, eventually, pbtxt, python_model
 from tools import require, unavailable
@@ -230,6 +232,22 @@ def test_install_upgrade_rollback_uninstall(exam: Exam, routed: bool) -> None:
     exam.ended_well()
     left = exam.api.get("/api/v1/namespaces/default/services")["items"]
     assert [each["metadata"]["name"] for each in left] == ["kubernetes"]
+
+
+def test_the_value_file_of_triton_s_chart(exam: Exam) -> None:
+    """All of it is applied as it stands, but for the image, the NFS server and the GPUs, which are not here."""
+    values = yaml.safe_load(Page("docs/coming-from-triton.md").block("# values.yaml"))
+    exam.helm("install", "t", *exam.values(**{**values, "image": COMMON["image"]}))
+    path = "/apis/autoscaling/v2beta2/namespaces/default/horizontalpodautoscalers/t-nerite"
+    (metric,) = exam.api.get(path)["spec"]["metrics"]
+    assert metric["pods"] == {
+        "metric": {"name": "avg_time_queue_us"}, "target": {"type": "AverageValue", "averageValue": "50"},
+    }  # fmt: skip
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    with closing(http.client.HTTPConnection(exam.address("t-nerite-router"), 8000, timeout=PATIENCE)) as connection:
+        connection.request("POST", "/v2/models/add/infer", json.dumps({"inputs": [tensor]}))
+        assert json.loads(connection.getresponse().read())["outputs"][0]["data"] == [2]
+    free(exam, "t")
 
 
 def test_a_drained_node_keeps_the_disruption_budget(exam: Exam) -> None:

@@ -54,6 +54,8 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self.closes = False
+        self._served = 0
+        self._free_since = time.monotonic()
 
     @property
     def usable(self) -> bool:
@@ -62,6 +64,19 @@ class _Connection:
 
     async def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Send a request; return the status and the whole body of the answer, chunks joined."""
+        asked = time.monotonic()
+        try:
+            return await self._ask(path, body)
+        except (OSError, EOFError) as error:
+            after, kept = time.monotonic() - asked, asked - self._free_since
+            raise ConnectionError(
+                f"{error!r:.90} after {after:.3f} s; {self._served} answers before, the last {kept:.3f} s earlier"
+            ) from error
+        finally:
+            self._served += 1
+            self._free_since = time.monotonic()
+
+    async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         head = f"POST {path} HTTP/1.1\r\nhost: exam\r\ncontent-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,10 +24,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from foreign_models import paddle
+from hearing_models import recording, speech_model, wav
 from llm_models import language_model
 from nerite.client import Client
 from nerite.frameworks.openvino.graph import openvino
+from painting_models import painting_model
 from serving import NERITE, PATIENCE, Serving, eventually, serving
+from speaking_models import speaking_model
+from tools import require
 
 FIXED = (
     "class TritonPythonModel:\n"
@@ -180,11 +185,11 @@ def test_sizes_that_are_free(tmp_path: Path) -> None:
     net, repository = pictures(tmp_path / "free.onnx"), tmp_path / "models"
     flags = ("--model-repository", repository, "--backend", "onnxruntime", "--max-batch", "2")
     said = nerite("add", net, *flags, "--shape", "x:2,8,8", status=1)
-    assert "the shape [2, 8, 8] does not fit" in said
+    assert "--shape x:2,8,8 does not fit the input x" in said
     assert "Write for example --shape x:3,224,224" in said
-    assert "the model has no input 'z'" in nerite("add", net, *flags, "--shape", "z:1", status=1)
+    assert "there is no input 'z' to make up" in nerite("add", net, *flags, "--shape", "z:1", status=1)
     assert not repository.exists()
-    measured = "Variable dimensions were measured with --shape x:3,224,224;"
+    measured = "Variable dimensions were given the sizes --shape x:3,224,224;"
     assert measured not in nerite("add", net, *flags, "--shape", "x:3,16,16", "--dry-run")
     said = nerite("add", net, *flags)
     assert measured in said
@@ -255,6 +260,31 @@ def test_a_language_model(tmp_path: Path) -> None:
             input="Who?", capture_output=True, text=True, timeout=PATIENCE, check=True,
         )  # fmt: skip
         assert done.stdout.endswith("\n")
+
+
+def test_models_of_speech_and_images(tmp_path: Path) -> None:
+    """Each is added with a short configuration, and the command at the end is one that works."""
+    speech_model(tmp_path / "listens")
+    speaking_model(tmp_path / "speaks", "alice")
+    painting_model(tmp_path / "paints")
+    (tmp_path / "recording.wav").write_bytes(wav(recording(1)))
+    repository = tmp_path / "models"
+    commands = {}
+    for name, work in (("listens", "transcribes"), ("speaks", "synthesizes"), ("paints", "generates images")):
+        said = nerite("add", tmp_path / name, "--model-repository", repository)
+        assert f"Not measured: it {work}" in said
+        assert 'backend: "llm"' in (repository / name / "config.pbtxt").read_text()
+        commands[name] = shlex.split(said.rpartition("Try it:")[2])
+    require("curl")
+    with serving(repository, tmp_path / "log") as server:
+        for name, command in commands.items():
+            here = [word.replace("localhost:8000", f"http://{server.http}") for word in command]
+            asked = [*here, "-sS", "--fail-with-body"]
+            done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            assert done.returncode == 0, (here, done.stdout, done.stderr)
+            assert name != "listens" or "text" in json.loads(done.stdout)
+    assert (tmp_path / "speech.wav").read_bytes().startswith(b"RIFF")
+    assert json.loads((tmp_path / "image.json").read_text())["data"][0]["b64_json"]
 
 
 def test_a_pickle_that_is_trusted(tmp_path: Path) -> None:

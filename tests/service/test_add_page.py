@@ -94,5 +94,5 @@ def test_mlflow(
     monkeypatch.setenv("NERITE_MODEL_REPOSITORY", str(folder / "deployed"))
     monkeypatch.chdir(folder)
     exec(compile(MLFLOW.block("get_deploy_client"), "docs/mlflow.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == ["(1, 3)", "[('iris', '2', 'READY')]"]
+    assert capsys.readouterr().out.splitlines() == ["(1, 3)", "[('iris', '2')]"]
     assert list((folder / "deployed").iterdir()) == []

@@ -49,7 +49,7 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     said = analyze(folder, "sleeps", *FEW, "--html", "page.html")
     assert "| max_batch=8 " in said
     page = (folder / "page.html").read_text()
-    titles = ["Latency by throughput", "Throughput", "Memory", "Search", "Changes", "Measurements", "Origin"]
+    titles = ["Latency by throughput", "Search", "Throughput", "Memory", "Changes", "Measurements", "Origin"]
     assert re.findall("<h2>(.*?)</h2>", page) == titles
     assert page.count('class="plot"') == 2 and page.count('class="bars"') == 2
     assert '<span class="added">+max_batch_size: 8</span>' in page
@@ -95,7 +95,7 @@ def test_the_better_configuration_is_found_and_written_only_if_wanted(folder: Pa
     [
         (["slept"], 1, "Did you mean 'sleeps'?"),
         (["broken"], 1, "'broken' cannot be loaded"),
-        (["sleeps", "--shape", "INPUT1:2"], 1, "has no input 'INPUT1'"),
+        (["sleeps", "--shape", "INPUT1:2"], 1, "there is no input 'INPUT1'"),
         (["sleeps", "--set", "threads=1,2"], 1, "has no setting 'threads' that can vary"),
         (["sleeps", "--set", "max_bach=1"], 2, "Did you mean 'max_batch'?"),
         (["sleeps", "--set", "max_batch"], 2, "has no values"),

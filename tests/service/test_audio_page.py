@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from hearing_models import recording, speech_model, wav
+from hub_stand_in import hub_stand_in
 from pages import Page, rows, run
 from serving import eventually, serving
 from speaking_models import speaking_model
@@ -14,13 +17,16 @@ from tools import require
 PAGE = Page("docs/audio.md")
 
 
-def test_the_page(tmp_path: Path) -> None:
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("curl")
     (tmp_path / "speech.wav").write_bytes(wav(recording(2)))
     models = tmp_path / "models"
-    assert PAGE.block("hf download").split()[-1] == "models/listens/1"
     assert PAGE.block("serve") == "nerite serve models\n"
-    speech_model(models / "listens" / "1")
+    with hub_stand_in() as hub:
+        hub.publish("openai/whisper-base", speech_model(tmp_path / "files"))
+        for name, value in hub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        run(PAGE.block("nerite add"), cwd=tmp_path)
     assert PAGE.block("optimum-cli").split()[-1] == "models/speaks/1"
     speaking_model(models / "speaks" / "1", "alice")
     plain, subtitles, streamed, spoken = [text for _, text in PAGE.blocks if text.startswith("curl")]

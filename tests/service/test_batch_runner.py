@@ -18,6 +18,7 @@ from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
 from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
+from nerite.core.item_attempt import item_of
 from nerite.observability.log import log
 from nerite.storage.database import Database
 from postgres_server import postgres_server
@@ -194,6 +195,42 @@ def test_after_a_crash_only_what_was_not_committed_runs_again(tmp_path: Path) ->
     done = asyncio.run(committed(name))
     assert 0 < done < 20
     asyncio.run(after(name, done))
+
+
+def test_an_item_that_may_have_run_is_known_by_its_id_and_not_charged_to_quotas_again(tmp_path: Path) -> None:
+    count = 400
+    asked: dict[str, list[ItemRequest]] = {}
+
+    def noted(status: int) -> Callable[[ItemRequest], ItemAnswer]:
+        def answers(request: ItemRequest) -> ItemAnswer:
+            asked.setdefault(Executor.name(request), []).append(request)
+            return ItemAnswer(status, b"{}", retry_after=600.0)
+
+        return answers
+
+    async def run(status: int, holds: Callable[[BatchRecord], bool], name: str = "") -> str:
+        executor = Executor()
+        executor.answers = noted(status)
+        async with house(tmp_path / "batches.db", executor) as home:
+            name = name or (await home.create(count)).id
+            await home.until(name, lambda record: holds(record) and bool(executor.seen))
+        return name
+
+    name = asyncio.run(run(429, lambda record: True))  # loaded, but not answered
+    assert not any(request.paid for tries in asked.values() for request in tries)
+    first = {each: tries[0].request_id for each, tries in asked.items()}
+    asked.clear()
+    asyncio.run(run(200, ended, name))
+    assert len(asked) == count
+    paid = {int(each) for each, (request,) in asked.items() if request.paid}
+    assert paid == set(range(len(paid))), "those that were loaded"
+    assert 0 < len(paid) < count
+    for each, request_id in first.items():
+        (again,) = asked[each]
+        assert again.paid
+        assert again.request_id != request_id
+        assert item_of(again.request_id) == item_of(request_id) != ""
+    assert len({item_of(request.request_id) for (request,) in asked.values()}) == count
 
 
 def test_a_cancelled_batch_keeps_what_is_done(tmp_path: Path) -> None:

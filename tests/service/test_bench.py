@@ -155,6 +155,9 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path, dark: bool) -> None:
         assert browser.evaluate(names) == [1, 3, 1, 5]
         ground, text = (browser.evaluate(f"getComputedStyle(document.body).{name}") for name in COLOURS)
         assert (ground < text) == dark
+        browser.size(390, 800, dark=dark)
+        browser.until("document.documentElement.scrollWidth === 390")
+        assert browser.evaluate("document.querySelector('.bars td').getBoundingClientRect().width") > 280
         assert browser.complaints == []
         assert browser.requests == [page.as_uri()]
 
@@ -170,7 +173,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path, dark: bool) -> None:
         (["identity", "--poisson"], 2, "--poisson requires --rate"),
         (["identity", "--rate", "5", "--concurrency", "5"], 2, "not allowed with"),
         (["identity", "--shape", "INPUT0"], 2, "write INPUT:3,224,224"),
-        (["identity", "--shape", "INPUT1:16"], 1, "has no input 'INPUT1'. Its inputs: INPUT0"),
+        (["identity", "--shape", "INPUT1:16"], 1, "--shape INPUT1:16: there is no input 'INPUT1'"),
         (["identity", "--shape", "INPUT0:2,2"], 1, "shapes are given without the batch dimension"),
         (["identity", "--batch", "9"], 1, "takes batches of at most 8"),
         (["identity", "--data", "/nowhere.json"], 1, "cannot read the data in /nowhere.json"),

@@ -71,7 +71,11 @@ def test_infer(server: Serving, tmp_path: Path) -> None:
     answer = json.loads(said(server, "infer", "numbers", "--json", "INPUT0=@a.npy", "--version=1", cwd=tmp_path))
     assert answer == {"OUTPUT0": {"datatype": "FP32", "shape": [2, 1], "data": [[7.0], [8.0]]}}
     parameters = ("--parameter", "priority=1", "--output", "OUTPUT0")
-    assert "[1, 1]" in said(server, "infer", "numbers", "--random", *parameters)
+    random = said(server, "infer", "numbers", "--random", *parameters)
+    assert "[1, 128]" in random
+    assert "Variable dimensions were given the sizes --shape INPUT0:128; specify others likewise." in random
+    assert "[1, 2]" in said(server, "infer", "numbers", "--random", "--shape", "INPUT0:2", *parameters)
+    assert "--shape INPUT0:1,2 does not fit" in refused(server, "infer", "numbers", "--random", "--shape", "INPUT0:1,2")
 
 
 def test_a_missing_input_is_described_with_a_command_that_works(server: Serving) -> None:

@@ -41,7 +41,8 @@ def test_infer(server: Serving) -> None:
     models, table, made_up, document = commands("nerite client ls", server)
     assert "| scaler | 2       | READY |" in models
     assert table == PAGE.block("| Output |")
-    assert "[1]" in made_up
+    assert "[128]" in made_up
+    assert "--shape numbers:128; specify others likewise." in made_up
     assert '"datatype": "FP32"' in document
 
 

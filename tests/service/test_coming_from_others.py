@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import joblib
 import pytest
-from PIL import Image
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 
@@ -33,10 +31,6 @@ class LengthHandler:
     def handle(self, data, context):
         assert len(data) <= context.system_properties["batch_size"]
         return [{"bytes": len(row["body"]), "extra": self.extra, "model": context.model_name} for row in data]
-"""
-FUNCTION = """
-def answer(data, context):
-    return [row["body"][::-1] for row in data]
 """
 
 
@@ -64,31 +58,26 @@ def test_a_program_of_torch(tmp_path: Path) -> None:
     assert (tmp_path / "models" / "flowers" / "1" / "model.pt2").is_file()
 
 
-@pytest.mark.parametrize("kind", ["class", "function"])
-def test_a_handler(kind: str, tmp_path: Path) -> None:
+def test_an_archive(tmp_path: Path) -> None:
     require("curl")
-    if kind == "class":
-        mar(tmp_path / "lengths.mar", "lengths.py", lengths__py=HANDLER, extra__txt="more")
-    else:
-        mar(tmp_path / "lengths.mar", "reverse:answer", reverse__py=FUNCTION)
-    make, unpack = TORCHSERVE.block("zipfile").splitlines()
-    run(make, cwd=tmp_path)
-    run(unpack.replace("python", sys.executable), cwd=tmp_path)
-    (tmp_path / "models" / "lengths" / "1" / "model.py").write_text(TORCHSERVE.block("import importlib"))
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "JPEG")
-    (tmp_path / "kitten.jpg").write_bytes(file.getvalue())
+    mar(tmp_path / "lengths.mar", "lengths.py", lengths__py=HANDLER, extra__txt="more")
+    picture = bytes(range(256))
+    (tmp_path / "kitten.jpg").write_bytes(picture)
+    command = TORCHSERVE.block("nerite serve lengths.mar").split()
+    ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
+    archive = str(tmp_path / "lengths.mar")
+    assert command == ["nerite", "serve", "lengths.mar", "--trust"]
+    with served([str(NERITE), "serve", archive, "--trust", *ports], tmp_path / "log") as server:
+        answer = json.loads(run(TORCHSERVE.block("kitten.jpg"), server, cwd=tmp_path))["outputs"][0]
+        assert answer["name"] == "prediction"
+        assert json.loads(answer["data"][0]) == {"bytes": len(picture), "extra": "more", "model": "lengths"}
+    add, serve = TORCHSERVE.block("nerite add lengths.mar").splitlines()
+    assert serve == "nerite serve models"
+    run(add, cwd=tmp_path)
     with serving(tmp_path / "models", tmp_path / "log") as server:
-        if kind == "class":
-            answer = json.loads(run(TORCHSERVE.block("kitten.jpg"), server, cwd=tmp_path))["outputs"][0]
-            expected = {"bytes": len(file.getvalue()), "extra": "more", "model": "lengths"}
-            assert json.loads(answer["data"][0]) == expected
         texts = {"name": "body", "datatype": "BYTES", "shape": [2, 1], "data": ["abc", "de"]}
         several = server.json("POST", "/v2/models/lengths/infer", {"inputs": [texts]})["outputs"][0]["data"]
-        if kind == "class":
-            assert [json.loads(each)["bytes"] for each in several] == [3, 2]
-        else:
-            assert several == ["cba", "ed"]
+        assert [json.loads(each)["bytes"] for each in several] == [3, 2]
 
 
 def test_a_model_of_scikit_learn(tmp_path: Path) -> None:
@@ -125,7 +114,10 @@ def test_flags_metrics_and_endpoints_are_ours(page: str) -> None:
 
 def test_every_block_is_known_here() -> None:
     known = {
-        TORCHSERVE: ("torch.export.Dim", "nerite add flowers.pt2", "zipfile", "import importlib", "kitten.jpg"),
+        TORCHSERVE: (
+            *("torch.export.Dim", "nerite add flowers.pt2", "nerite serve lengths.mar", "nerite add lengths.mar"),
+            "kitten.jpg",
+        ),
         MLSERVER: ("iris.joblib", "curl", "# before", "# after", "nerite serve double.py"),
     }
     for page, parts in known.items():

@@ -20,6 +20,7 @@ from pages import run
 from serving import (
     HELD,
     IDENTITY,
+    IN_PROCESS,
     NERITE,
     Serving,
     adds,
@@ -107,6 +108,7 @@ def running_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browse
 @pytest.fixture
 def browser(running_browser: Browser) -> Iterator[Browser]:
     """A page that must not have complained, nor asked anything of anybody but one server."""
+    running_browser.size(1280, 900)
     running_browser.open("about:blank")
     running_browser.complaints.clear()
     running_browser.requests.clear()
@@ -244,6 +246,16 @@ def test_a_model_is_tried_with_the_keyboard(server: Serving, browser: Browser) -
     browser.evaluate("document.querySelector('.tryit textarea').value = '[1'")
     browser.press("Enter")
     browser.until("document.querySelector('.answer').innerText.startsWith('The data of INPUT0 is not JSON: ')")
+
+
+def test_a_picture_of_any_size_is_tried_with_a_plausible_one(browser: Browser, tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "picture", IDENTITY, pbtxt(dims="3, -1, -1", parameters=IN_PROCESS))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        browser.open(f"http://{server.http}/ui#/models/picture")
+        browser.until("!!document.querySelector('.tryit')")
+        assert browser.evaluate("document.querySelector('.tryit input').value") == "[1,3,224,224]"
+        browser.evaluate("document.querySelector('.tryit form').requestSubmit()")
+        browser.until("document.querySelector('.answer').innerText.startsWith('OUTPUT0 FP32 [1,3,224,224]')")
 
 
 def test_a_stream_is_shown_as_it_comes(models: Path, server: Serving, browser: Browser) -> None:

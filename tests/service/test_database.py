@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import sqlite3
@@ -70,6 +71,18 @@ def test_rows_are_kept_for_the_next_who_opens_it(location: str) -> None:
     assert again.call(numbers) == [1, 2, 3]
     assert again.call(lambda transaction: transaction.row("SELECT number FROM notes WHERE number = ?", [4])) is None
     again.close()
+
+
+def test_nothing_is_written_when_the_tables_are_there(tmp_path: Path) -> None:
+    """A bill can be read when the disk is full."""
+    path = str(tmp_path / "notes.db")
+    Database(path, [Notes()]).close()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        (before,) = other.execute("PRAGMA data_version").fetchone()
+        Database(path, [Notes()]).close()
+        assert other.execute("PRAGMA data_version").fetchone() == (before,)
+        Database(path, [LATER]).close()
+        assert other.execute("PRAGMA data_version").fetchone() != (before,)
 
 
 def test_a_transaction_takes_effect_as_a_whole_or_not_at_all(location: str) -> None:

@@ -42,6 +42,18 @@ def server(tmp_path: Path, places: Path) -> Iterator[Serving]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The same for all tests whose loads are refused. Beside its log is what is sent to it."""
+    folder = tmp_path_factory.mktemp("unchanged")
+    python_model(folder / "models", "m", IDENTITY)
+    (folder / "temporary").mkdir()
+    flags = ("--model-control-mode=explicit", "--load-model=m")
+    environment = {"TMPDIR": str(folder / "temporary")}
+    with serving(folder / "models", folder / "log", *flags, environment=environment) as running:
+        yield running
+
+
 def load(server: Serving, model: str, **parameters: str) -> tuple[int, Any]:
     body = {"parameters": parameters} if parameters else b""
     status, _, answer = server.ask("POST", f"/v2/repository/models/{model}/load", body)
@@ -115,13 +127,13 @@ def test_files_that_do_not_load(server: Serving, places: Path) -> None:
         ({"config": '{"max_batch": 3}'}, "max_batch_size"),
     ],
 )
-def test_what_cannot_be_loaded(server: Serving, places: Path, parameters: dict[str, str], words: str) -> None:
-    status, error = load(server, "m", **parameters)
+def test_what_cannot_be_loaded(unchanged: Serving, parameters: dict[str, str], words: str) -> None:
+    status, error = load(unchanged, "m", **parameters)
     assert status == 500
     assert error.startswith("failed to load 'm', failed to poll from model repository\n")
     assert words in error
-    assert server.infer("m", [1.0]) == [1.0]
-    assert not delivered(places)
+    assert unchanged.infer("m", [1.0]) == [1.0]
+    assert not delivered(unchanged.log.parent / "temporary")
 
 
 def test_files_of_loads_that_fail_are_freed(server: Serving) -> None:
@@ -145,10 +157,10 @@ def test_files_of_loads_that_fail_are_freed(server: Serving) -> None:
         ({"config": " " * (2**20 + 1)}, "load parameter 'config' is 1048577 characters long"),
     ],
 )
-def test_parameters_that_are_too_long(server: Serving, parameters: dict[str, str], words: str) -> None:
-    status, error = load(server, "m", **parameters)
+def test_parameters_that_are_too_long(unchanged: Serving, parameters: dict[str, str], words: str) -> None:
+    status, error = load(unchanged, "m", **parameters)
     assert (status, error.startswith(words)) == (400, True), error
-    assert server.infer("m", [1.0]) == [1.0]
+    assert unchanged.infer("m", [1.0]) == [1.0]
 
 
 def test_files_that_cannot_be_written(server: Serving, places: Path, tmp_path: Path) -> None:
@@ -164,8 +176,8 @@ def test_files_that_cannot_be_written(server: Serving, places: Path, tmp_path: P
     eventually(lambda: len(delivered(places)) == 1)
 
 
-def test_a_step_of_an_ensemble_is_no_path(server: Serving, tmp_path: Path) -> None:
-    python_model(tmp_path / "elsewhere", "secret", IDENTITY)
+def test_a_step_of_an_ensemble_is_no_path(unchanged: Serving) -> None:
+    python_model(unchanged.log.parent / "elsewhere", "secret", IDENTITY)
     config = {
         "platform": "ensemble",
         "input": CONFIG["input"],
@@ -181,7 +193,7 @@ def test_a_step_of_an_ensemble_is_no_path(server: Serving, tmp_path: Path) -> No
             ]
         },
     }
-    status, error = load(server, "pipeline", **{"config": json.dumps(config), "file:1/x": ""})
+    status, error = load(unchanged, "pipeline", **{"config": json.dumps(config), "file:1/x": ""})
     assert status == 400
     assert "contains models that are not available" in error
 
@@ -209,37 +221,37 @@ def test_the_hash_of_what_is_served(server: Serving, tmp_path: Path) -> None:
     assert content(server, "m") == []
 
 
-def test_a_configuration_names_no_program_outside_the_model(server: Serving, tmp_path: Path) -> None:
-    program = tmp_path / "evil.py"
+def test_a_configuration_names_no_program_outside_the_model(unchanged: Serving) -> None:
+    program = unchanged.log.with_name("evil.py")
     program.write_text("raise SystemExit('it ran')")
     for name in (str(program), f"../../../{program.name}"):
         config = json.dumps({**CONFIG, "default_model_filename": name})
-        _, error = load(server, "m", config=config)
+        _, error = load(unchanged, "m", config=config)
         assert "failed to poll from model repository" in error
         assert f"default_model_filename '{name}' must stay within the directory of the version" in error
-    assert "it ran" not in server.text
-    assert server.infer("m", [1.0]) == [1.0]
+    assert "it ran" not in unchanged.text
+    assert unchanged.infer("m", [1.0]) == [1.0]
 
 
-def test_an_ensemble_names_no_model_outside_the_repository(server: Serving, tmp_path: Path) -> None:
-    python_model(tmp_path, "secret", IDENTITY)
-    for name in ("../secret", "m/../../secret", str(tmp_path / "secret")):
+def test_an_ensemble_names_no_model_outside_the_repository(unchanged: Serving) -> None:
+    secret = python_model(unchanged.log.parent, "secret", IDENTITY)
+    for name in ("../secret", "m/../../secret", str(secret)):
         step = {"model_name": name, "input_map": {"INPUT0": "IN"}, "output_map": {"OUTPUT0": "OUT"}}
         config = {"platform": "ensemble", "max_batch_size": 8, "ensemble_scheduling": {"step": [step]}}
         tensors = {"data_type": "TYPE_FP32", "dims": [-1]}
         config |= {"input": [{"name": "IN", **tensors}], "output": [{"name": "OUT", **tensors}]}
-        status, error = load(server, "m", config=json.dumps(config))
+        status, error = load(unchanged, "m", config=json.dumps(config))
         assert status == 400
         assert f"contains models that are not available or ambiguous: {name}" in error
-        assert server.infer("m", [1.0]) == [1.0]
+        assert unchanged.infer("m", [1.0]) == [1.0]
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "..", "m/../../secret"])
-def test_a_load_names_no_directory_outside_the_repository(server: Serving, tmp_path: Path, name: str) -> None:
-    python_model(tmp_path, "secret", "print('it ran')\n" + IDENTITY)
-    with grpcclient.InferenceServerClient(server.grpc) as client:
+def test_a_load_names_no_directory_outside_the_repository(unchanged: Serving, name: str) -> None:
+    python_model(unchanged.log.parent, "secret", "print('it ran')\n" + IDENTITY)
+    with grpcclient.InferenceServerClient(unchanged.grpc) as client:
         for parameters in ({}, {"config": json.dumps(CONFIG)}):
             with pytest.raises(InferenceServerException, match="must not contain path traversal characters"):
                 client.load_model(name, **parameters)
-    assert load(server, quote(name, safe=""))[0] in (400, 500)
-    assert "it ran" not in server.text
+    assert load(unchanged, quote(name, safe=""))[0] in (400, 500)
+    assert "it ran" not in unchanged.text

@@ -16,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from llm_models import language_model
+from nerite.client import Client
 from pages import Page
 from serving import Serving, adds, ensemble, eventually, pbtxt, python_model, serving, step
 
@@ -160,6 +161,9 @@ def test_every_protocol_waits_for_one_load(tmp_path: Path, flags: tuple[str, ...
         figures = server.metrics()
         assert figures['nerite_model_resident_bytes{model="one",place="host"}'] > 1 << 20
         assert figures['nerite_memory_used_bytes{place="host"}'] < figures['nerite_memory_budget_bytes{place="host"}']
+        assert "Models are loaded when they are asked for" in server.text
+        assert "Load a model: " not in server.text, "nobody has to"
+        assert "failed to load" not in server.text
 
 
 def test_a_client_unloads_a_model_while_it_is_measured(tmp_path: Path) -> None:
@@ -180,7 +184,11 @@ def test_a_language_model_is_listed_and_loaded(tmp_path: Path) -> None:
     language_model(models / "talker" / "1")
     (models / "talker" / "config.pbtxt").write_text('backend: "llm"\n')
     with demanding(models, "--demand-keep-alive=1") as server:
-        assert [each["id"] for each in server.json("GET", "/v1/models")["data"]] == ["talker"]
+        (listed,) = server.json("GET", "/v1/models")["data"]
+        assert (listed["id"], listed["task"]) == ("talker", "generate")
+        with Client(server.http) as client:
+            assert client.chat_models() == ["talker"]
+        assert server.state("talker") == "UNAVAILABLE", "whoever looks for a language model loads none"
         asked = {"model": "talker", "prompt": "ab", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         status, _, body = server.ask("POST", "/v1/completions", asked)
         assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 4)

@@ -76,8 +76,12 @@ def in_image(command: str) -> list[str]:
 def test_every_command_is_one_that_there_is(command: str) -> None:
     """Files exist, build arguments are the Dockerfile's, and what runs in the container can be parsed."""
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.M))
-    for file in [*options_of(command, "file"), *options_of(command, "filename"), *re.findall(r"cp (\S+)", command)]:
-        assert (ROOT / file).is_file(), file
+    for file in [
+        *options_of(command, "file"),
+        *options_of(command, "filename"),
+        *re.findall(r"cp (?:-r )?(\S+)", command),
+    ]:
+        assert (ROOT / file).exists(), file
     for argument in options_of(command, "build-arg"):
         assert argument.partition("=")[0] in arguments
     extras = re.search(

@@ -90,8 +90,8 @@ def test_every_model_has_a_command_that_works(server: Serving, tmp_path: Path) -
     answers = {path: run(command, tmp_path) for path, command in found.items()}
     assert {path: answer for path, answer in answers.items() if answer[0] != "200"} == {}
     assert answers["/v2/models/stream/generate_stream"][1].count("data: ") == 2
-    assert json.loads(answers["/v2/models/string-type/infer"][1])["outputs"][0]["data"] == ["text", "text"]
-    assert b'"FP16","shape":[1,1,2]' in (tmp_path / "answer.bin").read_bytes()
+    assert json.loads(answers["/v2/models/string-type/infer"][1])["outputs"][0]["data"] == ["Hello", "Hello"]
+    assert b'"FP16","shape":[1,128,2]' in (tmp_path / "answer.bin").read_bytes()
 
 
 def test_models_come_and_go(server: Serving, tmp_path: Path) -> None:

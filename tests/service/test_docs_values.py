@@ -35,6 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     python_model(models, "words", IDENTITY, pbtxt(0, "", "TYPE_STRING", "1", IN_PROCESS))
     python_model(models, "flags", IDENTITY, pbtxt(0, "", "TYPE_BOOL", "-1", IN_PROCESS))
     python_model(models, "large", IDENTITY, pbtxt(0, "", "TYPE_FP32", "100", IN_PROCESS))
+    python_model(models, "picture", IDENTITY, pbtxt(dims="3, -1, -1", parameters=IN_PROCESS))
     python_model(models, "stream", STREAM, pbtxt(0, DECOUPLED, "TYPE_STRING", "1"))
     with serving(models, folder / "log", "--http-restricted-api=inference:X-Key=secret") as running:
         yield running
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def browser(server: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browsing(tmp_path_factory.mktemp("chromium")) as running:
         running.open(f"http://{server.http}/v2/docs")
-        running.until("document.querySelectorAll('form [role=tab]').length === 15")
+        running.until("document.querySelectorAll('form [role=tab]').length === 18")
         yield running
         assert running.complaints == []
 
@@ -116,6 +117,16 @@ def test_zeros_and_random_values(browser: Browser, tmp_path: Path) -> None:
     assert run(command(browser, "large", "python"), tmp_path, as_python=True).startswith("OUTPUT0 [0. 0.")
     assert "--random" in command(browser, "large", "cli")
     assert "[100]" in run(command(browser, "large", "cli"), tmp_path)
+
+
+def test_a_picture_of_a_plausible_size(browser: Browser, tmp_path: Path) -> None:
+    assert browser.evaluate(f"{form('picture')}.querySelector('[name=shape]').value") == "[1, 3, 224, 224]"
+    output = json.loads(run(command(browser, "picture", "curl"), tmp_path))["outputs"][0]
+    assert (output["shape"], len(output["data"])) == ([1, 3, 224, 224], 3 * 224 * 224)
+    enter(browser, "picture", "[1, 3, 8, 9]", "shape")
+    text = command(browser, "picture", "cli")
+    assert text.endswith(" infer picture --random --shape INPUT0:3,8,9")
+    assert "[1, 3, 8, 9]" in run(text, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from nerite.server_process import automatic_fronts
+from nerite.server_components import automatic_fronts
 from nerite.wire import grpc_service
 from nerite.wire.schema import methods
 from onnx_models import identity, save

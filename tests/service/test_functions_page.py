@@ -15,7 +15,7 @@ import pytest
 import nerite
 import nerite.tritonserver as tritonserver
 from nerite.functions.function_source import FunctionSource
-from nerite.functions.source import functions_of, import_program
+from nerite.functions.program_import import functions_of, import_program
 from pages import ROOT, Page, run
 from serving import served
 
@@ -55,6 +55,9 @@ def test_each_kind_of_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_in_a_notebook(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(PAGE.block("server.client"))
     assert run([sys.executable, "notebook.py"], cwd=tmp_path) == "[2. 4. 6.]\n(5, 3)\n"
+    # A notebook runs its cells in an event loop.
+    cell = "import asyncio, runpy\nasync def cell():\n    runpy.run_path('notebook.py')\nasyncio.run(cell())"
+    assert run([sys.executable, "-c", cell], cwd=tmp_path) == "[2. 4. 6.]\n(5, 3)\n"
 
 
 @pytest.fixture

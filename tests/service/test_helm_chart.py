@@ -48,12 +48,17 @@ EVERYTHING: dict[str, Any] = {
             "name": "large",
             "workload": "LeaderWorkerSet",
             "numGpus": 8,
-            "leaderWorkerSet": {"size": 4, "workerCommand": ["ray"], "check": {"nvlink": True, "rdmaPorts": 8}},
+            "leaderWorkerSet": {
+                "size": 4,
+                "workerCommand": ["ray"],
+                "exclusiveTopology": "example.org/rack",
+                "check": {"nvlink": True, "rdmaPorts": 8},
+            },
         },
     ],
 }
 TRITON: dict[str, Any] = {
-    # The values of Triton's chart for clusters of one's own, with the name of the image changed.
+    # All values that Triton's chart for clusters of one's own has, with another image.
     "tags": {"autoscaling": True, "loadBalancing": True, "openshift": True},
     "image": {
         "imageName": "registry.example.org/nerite:1",
@@ -78,6 +83,8 @@ TRITON: dict[str, Any] = {
             }
         ],
     },
+    "traefik": {"ports": {"triton-http": {"port": 18000, "exposedPort": 8000, "expose": True, "protocol": "TCP"}}},
+    "prometheus-adapter": {"prometheus": {"url": "http://prometheus", "port": 9090}, "rules": {"custom": []}},
 }
 VALUES = {
     "default": {},
@@ -85,8 +92,6 @@ VALUES = {
     "triton": TRITON,
     "picker": {"picker": {"enabled": True}, "gateway": GATEWAY},
 }
-OWN = ("v1", "apps/v1", "autoscaling/v2", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1")
-"""APIs of Kubernetes itself; other kinds are of extensions."""
 
 
 def named(manifests: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
@@ -107,13 +112,17 @@ def pods(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
-@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_what_is_rendered_fits_kubernetes(values: dict[str, Any], version: str, tmp_path: Path) -> None:
-    manifests = rendered("--kube-version", version, values=values, folder=tmp_path)
-    own = [each for each in manifests if each["apiVersion"] in OWN]
-    assert len(own) >= 2
-    assert [told for each in own for told in mistakes(each, version)] == []
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        *(("everything", f"1.{minor}") for minor in range(25, 38)),
+        *((name, version) for name in VALUES if name != "everything" for version in ("1.25", "1.31", "1.37")),
+    ],
+)
+def test_what_is_rendered_fits_kubernetes_and_its_extensions(name: str, version: str, tmp_path: Path) -> None:
+    manifests = rendered("--kube-version", version, values=VALUES[name], folder=tmp_path)
+    assert len(manifests) >= 2
+    assert [told for each in manifests for told in mistakes(each, version)] == []
 
 
 def test_old_clusters_get_the_kinds_that_they_have(tmp_path: Path) -> None:
@@ -145,6 +154,16 @@ def test_the_schemas_refuse_what_is_wrong(tmp_path: Path) -> None:
     deployment = named(rendered(folder=tmp_path), "Deployment")
     deployment["spec"]["replicaz"] = 3
     assert any("replicaz" in told for told in mistakes(deployment, "1.37"))
+    found = {each["kind"]: each for each in rendered(values=EVERYTHING, folder=tmp_path)}
+    found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["hostz"] = 1
+    found["ScaledObject"]["spec"]["triggers"][0]["metadata"]["pool"] = 1
+    for kind in ("HTTPRoute", "GRPCRoute", "InferencePool", "ServiceMonitor", "PrometheusRule"):
+        found[kind]["spec"]["unheardOf"] = 1
+    kinds = {kind for kind, each in found.items() if list(mistakes(each, "1.37"))}
+    assert kinds == {
+        *("LeaderWorkerSet", "ScaledObject", "HTTPRoute", "GRPCRoute"),
+        *("InferencePool", "ServiceMonitor", "PrometheusRule"),
+    }
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -195,8 +214,29 @@ def test_engines_over_several_nodes_check_what_they_were_given(tmp_path: Path) -
     (leader,) = template["leaderTemplate"]["spec"]["containers"]
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert (template["size"], leader["command"][0], worker["command"]) == (4, "nerite", ["ray"])
-    off = {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"check": {"enabled": False}}}
-    assert all("initContainers" not in each["spec"] for each in pods(rendered(values=off, folder=tmp_path)))
+    off = {"workload": "LeaderWorkerSet", "leaderWorkerSet": {"workerCommand": ["a"], "check": {"enabled": False}}}
+    manifests = rendered(values=off, folder=tmp_path)
+    assert all("initContainers" not in each["spec"] for each in pods(manifests))
+    assert "annotations" not in named(manifests, "LeaderWorkerSet")["metadata"]
+
+
+def test_where_pods_run(tmp_path: Path) -> None:
+    """Nodes are chosen by labels and taints, pods kept apart or together; a group of nodes has a rack of its own."""
+    near = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone", "labelSelector": {}}]}
+    placed = {
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "affinity": {"podAffinity": near, "podAntiAffinity": near},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+        ],
+        "runtimeClassName": "nvidia",
+    }
+    (pod,) = pods(rendered(values=placed, folder=tmp_path))
+    assert placed.items() <= pod["spec"].items()
+    group = named(rendered(values=EVERYTHING, folder=tmp_path), "LeaderWorkerSet")
+    key = "leaderworkerset.sigs.k8s.io/exclusive-topology"
+    assert group["metadata"]["annotations"] == {key: "example.org/rack"}
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -262,9 +302,13 @@ def test_the_values_of_triton_s_chart(tmp_path: Path) -> None:
     assert "replicas" not in deployment["spec"]
     scaler = named(manifests, "HorizontalPodAutoscaler")["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 4)
-    assert scaler["metrics"] == TRITON["autoscaling"]["metrics"]
+    (metric,) = scaler["metrics"]
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "50"}  # as text, which applies
     assert named(manifests, "Service", "r-nerite")["spec"]["type"] == "NodePort"
     assert named(manifests, "Deployment", "r-nerite-router")
+    file = tmp_path / "values.yaml"
+    told = run("helm", "install", "r", str(CHART), "-f", str(file), "--dry-run=client", home=tmp_path)
+    assert "The values traefik and prometheus-adapter have no effect" in told
 
 
 @pytest.mark.parametrize(
@@ -282,6 +326,24 @@ def test_the_command_of_a_server(values: dict[str, Any], command: list[str], tmp
     assert {*flags, "--address=0.0.0.0", "--exit-timeout-secs=60"} <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("exit_seconds", "own", "kept"),
+    [(60, False, 5), (3, False, 1), (60, True, 2)],
+    ids=["default", "short exit", "given by the user"],
+)
+def test_idle_connections_outlive_sigterm(exit_seconds: int, own: bool, kept: int, tmp_path: Path) -> None:
+    """They do for as long as the user says, of servers and of routers alike."""
+    values: dict[str, Any] = {"exitSeconds": exit_seconds, "router": {"enabled": True, "exitSeconds": exit_seconds}}
+    if own:
+        values["serverArgs"] = ["--exit-keepalive-secs=2"]
+        values["router"]["toml"] = 'exit-keepalive = "2s"'
+    manifests = rendered(values=values, folder=tmp_path)
+    command = named(manifests, "Deployment", "r-nerite")["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert [flag for flag in command if "keepalive" in flag] == [f"--exit-keepalive-secs={kept}"]
+    file = named(manifests, "ConfigMap", "r-nerite-router")["data"]["cluster.toml"]
+    assert tomllib.loads(file)["router"]["exit-keepalive"] == f"{kept}s"
+
+
 def test_who_scales_a_pool(tmp_path: Path) -> None:
     manifests = rendered(values=EVERYTHING, folder=tmp_path)
     scaled = named(manifests, "ScaledObject")["spec"]
@@ -289,14 +351,83 @@ def test_who_scales_a_pool(tmp_path: Path) -> None:
     assert scaled["triggers"] == [
         {
             "type": "external-push",
+            "metricType": "AverageValue",
             "metadata": {"scalerAddress": "r-nerite-router.models:8001", "pool": "interactive"},
         }
     ]
+    assert stabilization(scaled) == scaled["cooldownPeriod"] == 0  # the router has waited
     assert named(manifests, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "r-nerite-batch"
     rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     metric = named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
     assert metric["metric"]["name"] in {rule["name"]["as"] for rule in rules}
     assert metric["target"]["averageValue"] == "50000"  # a quantity is text: a server-side apply refuses a number
+
+
+def stabilization(scaled: dict[str, Any]) -> int:
+    """Return the seconds in which fewer replicas have to be enough, in the specification of a ScaledObject."""
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    return int(behavior["scaleDown"]["stabilizationWindowSeconds"])
+
+
+SCALED: dict[str, Any] = {
+    "enabled": True,
+    "targets": {"queueMilliseconds": 20, "kvCachePercent": 80, "tokensPerSecond": 500},
+}
+
+
+def test_an_autoscaler_of_the_queue_of_tokens_and_of_the_cache(tmp_path: Path) -> None:
+    manifests = rendered(values={"autoscaling": SCALED}, folder=tmp_path)
+    metrics = [metric["pods"] for metric in named(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"]]
+    assert {each["metric"]["name"]: each["target"]["averageValue"] for each in metrics} == {
+        "avg_time_queue_us": "20000",
+        "generated_tokens_per_second": "500",
+        "kv_cache_usage": "800m",
+    }
+    rules = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert {each["metric"]["name"] for each in metrics} == {rule["name"]["as"] for rule in rules}
+
+
+def test_what_keda_asks_prometheus(tmp_path: Path) -> None:
+    """Its queries have one number each: for the pods of the pool and no others, and 0 without requests."""
+    require("promtool")
+    keda = {**SCALED, "by": "keda", "prometheus": "http://prometheus:9090", "stabilization": 120}
+    manifests = rendered(values={"autoscaling": keda}, folder=tmp_path)
+    scaled = named(manifests, "ScaledObject")["spec"]
+    assert stabilization(scaled) == scaled["cooldownPeriod"] == 120
+    found = [(each["metricType"], each["metadata"]["threshold"]) for each in scaled["triggers"]]
+    assert found == [("Value", "20"), ("AverageValue", "500"), ("Value", "80")]
+    own, others = (
+        ("r-nerite-5d9f7c-abcde", "r-nerite-5d9f7c-fghij"),
+        ("r-nerite-router-5d9f7c-abcde", "x-nerite-1-abcde"),
+    )
+    series = {
+        "nv_inference_queue_duration_us": "0+6000000x20",
+        "nv_inference_request_success": "0+60x20",
+        "vllm:generation_tokens_total": "0+6000x20",
+        "vllm:kv_cache_usage_perc": "0.5x20",
+    }
+    given = [
+        {"series": f'{name}{{namespace="models",pod="{pod}"}}', "values": values}
+        for pod in (*own, *others)
+        for name, values in series.items()
+    ]
+    queries = [each["metadata"]["query"] for each in scaled["triggers"]]
+    busy = [shown(query, value) for query, value in zip(queries, (100, 800, 50), strict=True)]
+    check_queries({"input_series": given, "promql_expr_test": busy}, tmp_path)
+    check_queries({"input_series": [], "promql_expr_test": [shown(query, 0) for query in queries]}, tmp_path)
+
+
+def shown(query: str, value: float, labels: str = "{}") -> dict[str, Any]:
+    """Return what promtool expects of a query whose answer is one number."""
+    return {"expr": query, "eval_time": "4m", "exp_samples": [{"labels": labels, "value": value}]}
+
+
+def check_queries(case: dict[str, Any], folder: Path) -> None:
+    """Have promtool evaluate queries on series."""
+    file = folder / "cases.yml"
+    file.write_text(json.dumps({"tests": [{"interval": "15s", **case}]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_pod_without_requests_waits_no_time(tmp_path: Path) -> None:
@@ -311,11 +442,8 @@ def test_a_pod_without_requests_waits_no_time(tmp_path: Path) -> None:
     ]
     expected = [{"labels": '{pod="busy"}', "value": 100_000}, {"labels": '{pod="idle"}', "value": 0}]
     asked = query.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="models"')
-    shown = [{"expr": asked, "eval_time": "4m", "exp_samples": expected}]
-    cases = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": shown}]}
-    (tmp_path / "cases.yml").write_text(json.dumps(cases))
-    done = subprocess.run(["promtool", "test", "rules", tmp_path / "cases.yml"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    expression = {"expr": asked, "eval_time": "4m", "exp_samples": expected}
+    check_queries({"input_series": series, "promql_expr_test": [expression]}, tmp_path)
 
 
 def test_routes_lead_to_the_router_or_to_the_picker(tmp_path: Path) -> None:
@@ -356,6 +484,9 @@ def test_rules_and_dashboards_are_those_of_the_project(tmp_path: Path) -> None:
         ("gateway.enabled=true", "set router.enabled or picker.enabled"),
         ("autoscaling.enabled=true,autoscaling.by=keda", "set router.enabled, or"),
         ("autoscaling.enabled=true,autoscaling.by=router,router.enabled=true", "set router.replicaCount=1"),
+        ("autoscaling.enabled=true,autoscaling.minReplicas=0", "set autoscaling.minReplicas=1"),
+        ("autoscaling.enabled=true,autoscaling.targets.queueMilliseconds=0", "all autoscaling.targets are 0"),
+        ("workload=LeaderWorkerSet", "set leaderWorkerSet.workerCommand"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(setting: str, told: str, tmp_path: Path) -> None:

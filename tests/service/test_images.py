@@ -22,6 +22,8 @@ from serving import Serving, eventually, serving
 PROMPT = "a sea snail"
 PENDING = 'nv_inference_pending_request_count{model="paints",version="1"}'
 GIVEN_UP = 'nerite_requests_given_up_total{model="paints",reason="disconnected",version="1"}'
+CANCELED = 'nv_inference_request_failure{model="paints",reason="CANCELED",version="1"}'
+SUCCESS = 'nv_inference_request_success{model="paints",version="1"}'
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +104,13 @@ def test_a_client_that_goes_away(server: Serving) -> None:
         connection.sendall(head.encode() + body)
         return connection
 
+    before = server.metrics()
     with post(500) as first, post(1) as second:
         eventually(lambda: server.metrics()[PENDING] == 1)
         first.close()
         assert second.recv(15) == b"HTTP/1.1 200 OK"
-    assert server.metrics()[GIVEN_UP] == 1
+    after = server.metrics()
+    assert [after[name] - before[name] for name in (GIVEN_UP, CANCELED, SUCCESS)] == [1, 1, 1]
 
 
 def test_the_models_own_tensors(server: Serving) -> None:

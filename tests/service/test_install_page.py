@@ -38,7 +38,8 @@ def followed(commands: str, folder: Path, **environment: str) -> str:
             f"{program} {rest}",
             shell=True,
             cwd=folder,
-            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment},
+            # What is installed is hardly run, so it need not be compiled: that takes longer than all else.
+            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0", **environment},
             capture_output=True,
             text=True,
             timeout=300,

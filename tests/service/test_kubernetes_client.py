@@ -145,7 +145,7 @@ def test_a_router_scales_the_workload_of_its_pool(
             eventually(lambda: api.find("deployments")["models"]["spec"]["replicas"] == 3)
             over.set()
             assert [each.result()[0] for each in asked] == [200] * 6
-            assert "deployment/models is scaled from 1 to 3 replicas" in router.text
+            eventually(lambda: "deployment/models is scaled from 1 to 3 replicas" in router.text)
 
 
 def test_a_router_without_access_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from kubernetes_tools import CHART, ROOT, run
+from kubernetes_tools import CHART, ROOT, rendered, run
 from nerite.cluster.cluster_file import parse_cluster
 from serving import NERITE
 
@@ -46,9 +46,31 @@ def test_the_platform_example_in_kubernetes(tmp_path: Path) -> None:
 def test_the_plan_says_what_will_be() -> None:
     assert render(EXAMPLE, "--claim", "models", "--redis", REDIS, "--gpus", "interactive=1", "--plan").splitlines() == [
         "deployment and service R-nerite-router       2 routers",
-        "deployment and service R-nerite-interactive  2 servers of the claim models, 1 GPUs each",
+        "deployment and service R-nerite-interactive  2 servers of the claim models (1 GPUs each)",
         "deployment and service R-nerite-batch        1 servers of the claim models",
     ]
+
+
+def test_resources_are_those_of_the_pods(tmp_path: Path) -> None:
+    """The file of a Ray cluster is one for Kubernetes, too, and its router reads what the chart makes of it."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[[pool]]\nname = "chat"\nmodels = "s3://bucket/models"\n\n'
+        '[pool.resources]\ncpus = 4\ngpus = 2\nmemory = "8GiB"\ncustom = { spot = 1 }\n'
+    )
+    done = subprocess.run([str(NERITE), "kubernetes", "render", str(file)], capture_output=True, text=True, check=True)
+    assert "pool 'chat': spot in resources.custom are of Ray, and have no effect" in done.stderr
+    assert render(str(file), "--plan").splitlines()[1].endswith("(4 cpu, 8589934592 memory, 2 GPUs each)")
+    (tmp_path / "platform.yaml").write_text(done.stdout)
+    manifests = rendered("-f", str(tmp_path / "platform.yaml"), folder=tmp_path)
+    found = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    (server,) = found["Deployment", "r-nerite-chat"]["spec"]["template"]["spec"]["containers"]
+    assert server["resources"] == {
+        "requests": {"cpu": "4", "memory": "8589934592"},
+        "limits": {"memory": "8589934592", "nvidia.com/gpu": 2},
+    }
+    (pool,) = parse_cluster(found["ConfigMap", "r-nerite-router"]["data"]["cluster.toml"]).pools
+    assert pool.source.kubernetes is not None and pool.resources is None
 
 
 def test_a_mistake_is_told() -> None:

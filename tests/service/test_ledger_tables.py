@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nerite.core.item_attempt import new_attempt, new_batch_id
 from nerite.ledger import tables
 from nerite.ledger.bill import Month, bill_lines, bill_rows, equation_rows, focus_rows
 from nerite.ledger.instance_clock import InstanceTime
@@ -51,6 +52,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     with opened.transaction() as transaction:
         transaction.execute("DELETE FROM ledger_rows")
         transaction.execute("DELETE FROM ledger_times")
+        transaction.execute("DELETE FROM ledger_items")
     yield opened
     opened.close()
 
@@ -161,6 +163,97 @@ def test_old_rows_are_summed_up(database: Database) -> None:
     assert count == (4,)
 
 
+BATCH = new_batch_id()
+
+
+def attempt(number: int, ended: float, request_id: str, **key: Any) -> LedgerRow:
+    """Return a row of an attempt at an item."""
+    return row(number, ended, Amounts(1, 2, 0, 3, decode_ns=10**9), **key)._replace(request_id=request_id)
+
+
+def endings(database: Database) -> dict[str, int]:
+    found = database.call(partial(tables.sums, start=0, end=9e9, group_by=["ending"]))
+    return {each.group["ending"]: each.amounts.requests for each in found}
+
+
+def billed(database: Database) -> int:
+    lines = database.call(partial(bill_lines, prices=PriceList("", ()), month=NOVEMBER, tenant="acme"))
+    return sum(line.amounts.requests for line in lines)
+
+
+def test_of_several_attempts_at_an_item_the_first_is_charged(database: Database) -> None:
+    first, second, third, other = (new_attempt(BATCH, line) for line in (1, 1, 1, 2))
+    running = attempt(1, FIRST, first, ending=Ending.RUNNING)
+    write(database, [running])
+    write(database, [attempt(1, FIRST + 1, second)], session=2)
+    write(database, [attempt(1, FIRST + 2, first)])
+    assert endings(database) == {"answered": 1, "repeated": 1}
+    # Two choices of one call, and another item; written again, because the first write may have been lost.
+    rows = [attempt(2, FIRST + 3, third), attempt(3, FIRST + 3, third), attempt(4, FIRST, other)]
+    rows += [attempt(5, FIRST, other), attempt(6, FIRST, new_attempt(BATCH, 2)), attempt(7, FIRST, "ff-1")]
+    for _ in range(2):
+        write(database, rows, session=3)
+        assert endings(database) == {"answered": 4, "repeated": 4}
+    write(database, [attempt(1, FIRST, other, ending=Ending.CANCELLED)], session=4)
+    assert billed(database) == 4
+    (whole,) = database.call(partial(tables.sums, start=0, end=9e9))
+    assert whole.amounts.requests == 5, "with the one that was cancelled"
+    (seconds,) = database.call(lambda each: each.rows("SELECT SUM(decode_seconds) FROM ledger_rows"))
+    assert seconds == (9.0,), "no time is lost"
+
+
+def test_an_item_that_is_repeated_after_its_day_was_summed_up(database: Database) -> None:
+    write(database, [attempt(1, FIRST + 1, new_attempt(BATCH, 1)), attempt(2, FIRST + 1, "ff-1")])
+    database.call(partial(tables.sum_up, before_day=NOVEMBER.days[0] + 1, session=77))
+    write(database, [attempt(1, FIRST + DAY, new_attempt(BATCH, 1))], session=2)
+    assert endings(database) == {"answered": 2, "repeated": 1}
+    database.call(partial(tables.sum_up, before_day=NOVEMBER.days[0] + 2, session=78))
+    assert endings(database) == {"answered": 2, "repeated": 1}
+    late = NOVEMBER.days[0] + 1 + tables.LONGEST_BATCH_DAYS + 1
+    database.call(partial(tables.sum_up, before_day=late, session=79))
+    assert database.call(lambda each: each.rows("SELECT COUNT(*) FROM ledger_items")) == [(0,)]
+
+
+def test_items_in_several_ledgers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An item ran at one server, and again at another with a ledger of its own."""
+    late, early = tmp_path / "late.db", tmp_path / "early.db"
+    for path, session, ended in ((late, 1, FIRST + 50), (early, 2, FIRST + 10)):
+        made = Database(str(path), [tables.LedgerSchema()])
+        again = new_attempt(BATCH, 1)
+        write(
+            made, [attempt(1, ended, again), attempt(2, ended, again, model="step", origin=Origin.CALL)], None, session
+        )
+        write(made, [attempt(3, ended, new_attempt(BATCH, session + 1))], None, session)
+        made.close()
+    usual = ["--ledger", str(late), "--ledger", str(early), "--month", "2026-11", "--format", "json", "--by", "model"]
+    for _ in range(2):
+        assert bill.run(usual) == 0
+        lines = {line["model"]: line for line in json.loads(capsys.readouterr().out)}
+        assert (lines["m"]["requests"], lines["m"]["busy_seconds"], lines["step"]["busy_seconds"]) == (3, 3.0, 1.0)
+    made = Database(str(late), [tables.LedgerSchema()])
+    assert endings(made) == {"answered": 1, "repeated": 2}
+    write(made, [attempt(1, FIRST + 60, new_attempt(BATCH, 1))], None, 3)
+    assert endings(made) == {"answered": 1, "repeated": 3}
+    made.close()
+
+
+def test_a_ledger_of_an_earlier_release(tmp_path: Path) -> None:
+    before = tables.LedgerSchema(tables.LedgerSchema().migrations[:-2])
+    made = Database(str(tmp_path / "ledger.db"), [before])
+    columns = "session, number, day, started, ended, tenant, model, version, route, arm, class, origin, ending, "
+    columns += (
+        "requests, prompt_tokens, cached_tokens, answer_tokens, queue_seconds, compute_seconds, prefill_seconds, "
+    )
+    columns += "decode_seconds, kv_block_seconds"
+    values = f"1, 1, 0, 0, {FIRST}, 'acme', 'm', '1', '', '', '', 'client', 'answered', 1, 0, 0, 0, 0, 0, 0, 0, 0"
+    made.call(lambda each: each.execute(f"INSERT INTO ledger_rows ({columns}) VALUES ({values})"))
+    made.close()
+    made = Database(str(tmp_path / "ledger.db"), [tables.LedgerSchema()])
+    write(made, [attempt(1, FIRST, new_attempt(BATCH, 1)), attempt(2, FIRST, new_attempt(BATCH, 1))], None, 2)
+    assert endings(made) == {"answered": 2, "repeated": 1}
+    made.close()
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.db"
@@ -185,6 +278,8 @@ def test_the_command(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     with (tmp_path / "focus.csv").open() as file:
         (charge,) = csv.DictReader(file)
     assert (Decimal(charge["EffectiveCost"]), charge["PricingUnit"]) == (8, "Seconds")
+    assert bill.run([*priced, "--format", "json", "--output", str(tmp_path / "bill.json")]) == 0
+    assert json.loads((tmp_path / "bill.json").read_text())[0]["cost"] == "8.000000"
     assert bill.run([*usual, "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("acme,1,0,0,3,4.0,0.0,0.000000,")
     assert bill.run([*usual, "--check"]) == 0
@@ -207,11 +302,15 @@ def test_a_ledger_that_does_not_add_up_is_told(ledger: Path, capsys: pytest.Capt
     ("flags", "status", "wrong"),
     [
         (["--month", "11"], 1, "'11' is no month"),
+        (["--month", "9999-12"], 1, "'9999-12' is no month"),
         (["--ledger", "none.db"], 1, "there is no ledger 'none.db'"),
         (["--sum-up-before", "2999-01-01"], 1, "2999-01-01 is not before today"),
         (["--format", "focus"], 2, "add --prices FILE"),
         (["--format", "parquet"], 2, "name a file with --output"),
         (["--prices", "none.toml"], 1, "cannot read the price list 'none.toml'"),
+        (["--output", "bill.txt"], 2, "--output is for a bill as csv, json, focus or parquet"),
+        (["--check", "--format", "csv", "--output", "bill.csv"], 2, "--output is for a bill"),
+        (["--format", "json", "--output", "none/bill.json"], 1, "cannot write 'none/bill.json': No such file"),
     ],
 )
 def test_what_the_command_refuses(
@@ -231,7 +330,13 @@ def test_parquet(
     assert "pip install pyarrow" in capsys.readouterr().err
     parquet = pytest.importorskip("pyarrow.parquet")
     assert bill.run(flags) == 0
-    assert parquet.read_table(tmp_path / "a").to_pylist()[0]["tenant"] == "acme"
+    (line,) = parquet.read_table(tmp_path / "a").to_pylist()
+    assert (line["tenant"], line["requests"], line["cost"]) == ("acme", 1, Decimal(0))
+    kinds = parquet.read_schema(tmp_path / "a")
+    assert str(kinds.field("cost").type) == "decimal128(38, 6)"
+    assert bill.run([*flags, "--month", "2025-01"]) == 0
+    assert parquet.read_table(tmp_path / "a").num_rows == 0
+    assert parquet.read_schema(tmp_path / "a") == kinds, "also without any use"
 
 
 def test_prices_change_within_a_month(database: Database) -> None:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from faults import FRONTS
 from llm_models import CONTEXT, language_model
-from nerite.llm.request import IMAGE_TOKENS
+from nerite.llm.demand import IMAGE_TOKENS
 from nerite.router.load_reports import load_report_in
 from nerite.wire import grpc_service as wire
 from raw_grpc import INFER, STREAM, RawGrpc, framed

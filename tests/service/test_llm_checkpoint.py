@@ -1,6 +1,6 @@
-"""Checkpoints of Hugging Face in a repository: converted on the first load, by the real exporter where that is there.
+"""Checkpoints of Hugging Face in a repository: converted on the first load, those of unknown families by the exporter.
 
-Its environment has 1.4 GB. What needs no exporter is in tests/unit/llm/test_llm_conversion.py.
+The exporter's environment has 1.4 GB: what needs it is skipped where it is not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import openai
 import pytest
 
 import serving
-from checkpoints import language_checkpoint
+from checkpoints import decoder_checkpoint, language_checkpoint
+from llm_models import byte_tokenizer
 from nerite.backends.python import environments
 from nerite.llm import installation
 from pages import ROOT
@@ -23,6 +24,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import speech_checkpoint  # the path has to be set first
 
+PROMPT = "Once upon a time"
 PLACE = environments.environments_folder()
 
 pytestmark = pytest.mark.timeout(600)
@@ -50,29 +52,83 @@ def flag(tmp_path: Path) -> str:
     return f"--environment-directory={kept}"
 
 
-@exported
-def test_converted_once_and_served(tmp_path: Path, flag: str) -> None:
+def tokens(server: serving.Serving, name: str, count: int = 12) -> list[int]:
+    """Return the tokens with which a model goes on."""
+    sampling = {"max_tokens": count, "temperature": 0, "ignore_eos": True}
+    said = {"text_input": PROMPT, "return_token_ids": True, "sampling_parameters": json.dumps(sampling)}
+    status, _, body = server.ask("POST", f"/v2/models/{name}/generate", said)
+    assert status == 200, body
+    found: list[int] = json.loads(json.loads(body)["token_ids"])
+    assert len(found) == count
+    return found
+
+
+def expected(directory: Path, count: int = 12) -> list[int]:
+    """Return the tokens with which transformers goes on."""
+    import torch  # here, for both take seconds
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    found = byte_tokenizer()(PROMPT, return_tensors="pt").input_ids
+    before = found.shape[1]
+    with torch.no_grad():
+        for _ in range(count):
+            found = torch.cat([found, model(found).logits[:, -1:].argmax(-1)], 1)
+    return [int(token) for token in found[0, before:]]
+
+
+def configure(model: Path) -> None:
+    """Have a model compute as transformers does."""
+    (model / "config.pbtxt").write_text(
+        'backend: "llm"\n'
+        'parameters { key: "WEIGHT_FORMAT" value { string_value: "fp32" } }\n'
+        'parameters { key: "KV_CACHE_PRECISION" value { string_value: "f32" } }\n'
+        'parameters { key: "INFERENCE_PRECISION_HINT" value { string_value: "f32" } }\n'
+    )
+
+
+def disguise(version: Path) -> Path:
+    """Give a checkpoint a setting that is not known, and has no effect."""
+    config = json.loads((version / "config.json").read_text())
+    (version / "config.json").write_text(json.dumps({**config, "colour": "blue"}))
+    return version
+
+
+def test_known_families_need_no_environment(tmp_path: Path) -> None:
     """Twice the same content, under two names and without a configuration, in a repository that is only read."""
-    models = tmp_path / "models"
+    models, kept = tmp_path / "models", tmp_path / "kept"
     for name in ("chat", "twin"):
         language_checkpoint(models / name / "1")
         os.chmod(models / name / "1", 0o555)
-    with serving.serving(models, tmp_path / "log", flag) as server:
-        answers = set()
-        for name in ("chat", "twin"):
-            said = {"text_input": "once", "parameters": {"max_tokens": 8, "temperature": 0, "ignore_eos": True}}
-            status, _, body = server.ask("POST", f"/v2/models/{name}/generate", said)
-            assert status == 200, body
-            answers.add(json.loads(body)["text_output"])
-        assert len(answers) == 1
-        assert server.text.count("converting '") == 1
-        assert server.text.count("made a conversion from") == 1
+    decoder_checkpoint(models / "qwen" / "1", "qwen3", "bfloat16", shards=True)
+    configure(models / "qwen")
+    nowhere = {"UV_OFFLINE": "1", "UV_NO_CACHE": "1", "PIP_NO_INDEX": "1"}
+    flag = f"--environment-directory={kept}"
+    with serving.serving(models, tmp_path / "log", flag, environment=nowhere) as server:
+        assert tokens(server, "chat") == tokens(server, "twin")
+        assert tokens(server, "qwen") == expected(models / "qwen" / "1")
+        assert server.text.count("converting '") == 2
+        assert server.text.count("made a conversion from") == 2
+        assert "made an environment" not in server.text
         assert "the engine is openvino_genai: there is no GPU" in server.text
         config = server.json("GET", "/v2/models/chat/config")
         assert (config["backend"], config["platform"]) == ("llm", "huggingface")
-    with serving.serving(models, tmp_path / "again", flag) as server:
+    assert len(environments.list_environments(kept)) == 2
+    with serving.serving(models, tmp_path / "again", flag, environment=nowhere) as server:
         assert server.ready("chat")
         assert "converting '" not in server.text
+
+
+@exported
+def test_the_exporter_converts_the_others(tmp_path: Path, flag: str) -> None:
+    models = tmp_path / "models"
+    for name in ("own", "other"):
+        language_checkpoint(models / name / "1")
+        configure(models / name)
+    disguise(models / "other" / "1")
+    with serving.serving(models, tmp_path / "log", flag) as server:
+        assert tokens(server, "own") == tokens(server, "other") == expected(models / "own" / "1")
+        assert "'s exporter: config.json has 'colour', which is not known" in server.text
 
 
 @exported
@@ -110,7 +166,7 @@ def test_a_speech_model_is_converted(tmp_path: Path, flag: str) -> None:
 
 
 def test_without_an_exporter_and_a_network(tmp_path: Path) -> None:
-    language_checkpoint(tmp_path / "models" / "chat" / "1")
+    disguise(language_checkpoint(tmp_path / "models" / "chat" / "1"))
     nowhere = {"UV_OFFLINE": "1", "UV_NO_CACHE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     flags = ("--exit-on-error=false", f"--environment-directory={tmp_path / 'kept'}")
     with serving.serving(tmp_path / "models", tmp_path / "log", *flags, environment=nowhere) as server:

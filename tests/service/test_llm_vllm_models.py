@@ -174,7 +174,7 @@ def test_images(server: Serving) -> None:
         ({"image": [picture(1)[:80]]}, "'image' 0 cannot be read"),
         ({"image": [picture(1), picture(2)]}, "At most 1 image(s) may be provided"),
         ({"image": [picture(1)], "text_input": "x" * (CONTEXT - 2)}, "vllm error in starting a request"),
-        ({"image": [picture(1)], "parameters": {"truncate_prompt_tokens": 3}}, "is taken as a whole"),
+        ({"image": [picture(1)], "parameters": {"truncate_prompt_tokens": 3}}, "cannot be truncated"),
     ],
 )
 def test_images_that_are_refused(server: Serving, said: dict[str, Any], text: str) -> None:

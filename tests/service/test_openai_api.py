@@ -337,7 +337,7 @@ def test_models_that_come_and_go(tmp_path: Path) -> None:
         assert server.json("GET", "/v1/models")["data"] == []
         status, told = ask(server, "words", "load")
         assert (status, told["id"], told["object"]) == (200, "words", "model")
-        assert server.json("GET", "/v1/models")["data"] == [told]
+        assert server.json("GET", "/v1/models")["data"] == [{**told, "task": "generate"}]
         taken = (400, "Model 'words' is already loaded", "model_already_loaded")
         assert refusal(server, "words", "load") == taken
         unknown = (400, "Unknown model: wods. Did you mean 'words'?", "model_not_found")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nerite.config.loading import poll_model_directory
-from nerite.llm.openai import chat_templates, tool_families
+from nerite.llm.openai import chat_templates, tool_parsers
 from nerite.llm.openai.sampling import COMMON
 from serving import PATIENCE, Serving, serving
 from tools import require
@@ -53,10 +53,10 @@ def test_the_parameter(tmp_path: Path) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{PARAMETER}')
     (value,) = [each.string_value for each in poll_model_directory(folder, name="m").config.parameters.values()]
-    assert value in tool_families.ALL
+    assert value in tool_parsers.ALL
 
 
 def test_names() -> None:
     """Whatever can be set has its name on the page."""
-    for name in (*tool_families.ALL, *chat_templates.NAMES, *COMMON, "CHAT_TEMPLATE", "chat_template_kwargs"):
+    for name in (*tool_parsers.ALL, *chat_templates.NAMES, *COMMON, "CHAT_TEMPLATE", "chat_template_kwargs"):
         assert f"`{name}`" in PAGE, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +29,17 @@ PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 @contextmanager
 def picking(
-    folder: Path, *members: StandInMember, rows: Sequence[str] = (), more: str = "", flags: Sequence[str] = ()
+    folder: Path,
+    *members: StandInMember,
+    rows: Sequence[str] = (),
+    more: str = "",
+    pool: str = "",
+    flags: Sequence[str] = (),
 ) -> Iterator[Serving]:
-    """Run a picker on free ports."""
+    """Run a picker on free ports. ``pool``: further keys of the pool."""
     listed = ", ".join(rows or [f'"{each.address}"' for each in members])
     file = folder / "picker.toml"
-    file.write_text(f'{more}\n[[pool]]\nname = "main"\nmembers = [{listed}]\nhealth-interval = "200ms"\n')
+    file.write_text(f'{more}\n[[pool]]\nname = "main"\nmembers = [{listed}]\nhealth-interval = "200ms"\n{pool}')
     log = folder / "picker.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -129,6 +135,30 @@ def test_envoy_answers_what_the_picker_refuses(tmp_path: Path) -> None:
             member.ready = False
         eventually(lambda: ask(port, "POST", "/v2/models/m/infer", b"{}")[0] == 503)
         assert ask(port, "POST", "/v2/models/m/infer", b"{}")[1]["retry-after"]
+
+
+def test_envoy_answers_429_when_all_endpoints_are_full(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+
+    def answer(asked: Received, connection: object) -> bytes:
+        assert goes_on.wait(PATIENCE)
+        return response()
+
+    with (
+        stand_ins(1, answer) as members,
+        picking(tmp_path, *members, pool="max-requests = 1\n") as picker,
+        envoy(tmp_path, address(picker), [members[0].address]) as (port, _),
+    ):
+        first = threading.Thread(target=ask, args=(port, "POST", "/v2/models/m/infer", b"{}"))
+        first.start()
+        try:
+            eventually(lambda: sum(under_way(picker)) == 1)
+            status, headers, _ = ask(port, "POST", "/v2/models/m/infer", b"{}")
+            assert (status, "retry-after" in headers) == (429, True)
+        finally:
+            goes_on.set()
+            first.join(PATIENCE)
+        assert ask(port, "POST", "/v2/models/m/infer", b"{}")[0] == 200
 
 
 def test_only_endpoints_of_the_subset_are_used(tmp_path: Path) -> None:

@@ -88,10 +88,31 @@ def test_another_output_type(tmp_path: Path) -> None:
     assert [subject for severity, subject in subjects(found) if severity == "blocks"] == [
         "input 'INPUT0'",
         "output 'OUTPUT0'",
-        "an inference (made-up data)",
+        "an inference (made-up data, INPUT0 [1,128])",
     ]
     with pytest.raises(InvalidArgument, match="cannot replace the baseline: input 'INPUT0': Requests with"):
         refuse_if_blocked(found)
+
+
+ONLY = """
+def execute(self, requests):
+    found = pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
+    if found.shape[1:] != (3, {size}, {size}):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(f"not so: {{found.shape}}"))]
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", found)])]
+"""
+
+
+def test_pictures_have_a_size_that_the_baseline_accepts(tmp_path: Path) -> None:
+    python_model(tmp_path, "m", ONLY.format(size=640), pbtxt(dims="3, -1, -1"))
+    python_model(tmp_path, "n", ONLY.format(size=32), pbtxt(dims="3, -1, -1"))
+    (found,) = [each for each in checked(tmp_path, "m", "n", to="n") if each.severity.value == "blocks"]
+    assert found.subject == "an inference (made-up data, INPUT0 [1,3,640,640])"
+    assert found.candidate == "error: not so: (1, 3, 640, 640)"
+    python_model(tmp_path, "o", ONLY.format(size=48), pbtxt(dims="3, -1, -1"))
+    (found,) = [each for each in checked(tmp_path, "o", "n", model="o", to="n") if "inference" in each.subject]
+    assert found.subject == "an inference (made-up data, INPUT0 [1,3,224,224])"
+    assert found.consequence.startswith("Neither answers it")
 
 
 def test_decoupled_against_one_response(tmp_path: Path) -> None:
@@ -122,7 +143,7 @@ def test_a_candidate_that_does_not_answer(tmp_path: Path) -> None:
     later(tmp_path, "m", BUSY, pbtxt())
     limits = CheckLimits(trials=TrialLimits(answer=1.0))
     found = checked(tmp_path, limits=limits)
-    assert subjects(found) == [("blocks", "an inference (made-up data)")]
+    assert subjects(found) == [("blocks", "an inference (made-up data, INPUT0 [1,128])")]
     assert found[0].candidate == "no answer"
 
 

@@ -14,11 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
+from nerite.config.rollout_spec import RolloutSpec, WhenLost
 from nerite.rollouts.analysis import QUESTIONS
-from nerite.rollouts.fleet import WhenLost
 from nerite.rollouts.fleet_order import FleetOrder
 from nerite.rollouts.rollout import Rollout
-from nerite.rollouts.spec import RolloutSpec
 from nerite.tools.rollout.command import COMMANDS, spec_document
 from nerite.tools.rollout.gateway import add_gateway_arguments, gateway_route
 from nerite.transports.http.routes import find_route

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from test_rollouts import load
 
+from nerite.config.rollout_spec import AtDeadline, RolloutSpec, spec_of_file
+from nerite.config.sticky_key import sticky_keys
 from nerite.judge.gates import parse_gate
 from nerite.rollouts.rollout import RolloutCommand, RolloutState
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, spec_of_file, sticky_keys
 from nerite.tools.rollout.command import COMMANDS
 from nerite.tools.rollout.watch import STATUSES
 from nerite.transports.http.routes import find_route

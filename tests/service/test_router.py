@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nerite import __version__
+from nerite.repository.catalogue import ON_DEMAND
 from routing import (
     ROUTER,
     Received,
@@ -28,7 +30,7 @@ from routing import (
     samples,
     stand_ins,
 )
-from serving import PATIENCE, Serving, eventually
+from serving import PATIENCE, Serving, accepts, eventually
 
 INFER = "/v2/models/m/infer"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 8}
@@ -217,6 +219,24 @@ def test_lists_are_merged(tmp_path: Path) -> None:
             assert len(two.requests) == 1
 
 
+def test_lists_of_members_that_make_no_sense(tmp_path: Path) -> None:
+    """Such as an entry without a name. The rest of the list counts."""
+
+    class Odd(StandInMember):
+        def __init__(self) -> None:
+            self.index: Any = [{"reason": ON_DEMAND}, {"name": 7}, "x", {"name": ["m"], "state": []}, {"state": None}]
+            super().__init__()
+
+        def listed(self) -> list[Any]:
+            return [*super().listed(), *self.index]
+
+    member = Odd()
+    with routed(tmp_path, member) as router:
+        assert router.ask("POST", "/v2/models/m/infer", b"{}")[0] == 200
+        assert router.ask("POST", "/v2/repository/index", b"{}")[0] == 200
+    member.stop()
+
+
 def test_classes_lead_to_pools(tmp_path: Path) -> None:
     with stand_ins(2) as (day, night):
         pools = pool(day.address), pool(night.address, name="batch", classes=["batch"])
@@ -386,20 +406,28 @@ def test_it_ends_when_streams_have_ended(tmp_path: Path) -> None:
         assert got.readline() == b"data: one\n"
         router.process.send_signal(signal.SIGTERM)
         eventually(lambda: "Waiting for requests" in router.text)
-        eventually(lambda: refused(router))
+        eventually(lambda: not accepts(router.http))
         go.set()
         assert b"data: two" in got.read()
         connection.close()
         assert router.process.wait(PATIENCE) == 0
 
 
-def refused(router: Serving) -> bool:
-    """Say whether the router accepts no connections."""
-    try:
-        socket.create_connection(("127.0.0.1", router.ports["HTTPService"]), 0.2).close()
-    except OSError:
-        return True
-    return False
+def test_an_idle_connection_may_send_a_last_request(tmp_path: Path) -> None:
+    kept = ROUTER.replace("20s", f"{10 * PATIENCE:.0f}s") + f'exit-keepalive = "{5 * PATIENCE:.0f}s"\n'
+    with (
+        stand_ins(1, lambda asked, connection: response()) as (member,),
+        routed(tmp_path, member, router=kept) as router,
+        closing(http.client.HTTPConnection(router.http, timeout=PATIENCE)) as connection,
+    ):
+        connection.request("POST", "/v2/models/m/infer", b"{}")
+        assert connection.getresponse().read() == b"{}"
+        router.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not accepts(router.http))
+        connection.request("POST", "/v2/models/m/infer", b"{}")
+        last = connection.getresponse()
+        assert (last.status, last.getheader("Connection"), last.read()) == (200, "close", b"{}")
+        assert router.process.wait(PATIENCE) == 0
 
 
 def test_a_late_tensor_request_is_sent_to_a_second_member(tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ def test_items_of_kserve_wait_for_a_member_without_work(tmp_path: Path) -> None:
         assert json.loads(member.requests[1].body)["inputs"][0]["data"] == [0]
 
 
+def test_a_member_that_is_not_to_be_asked_for_ages(tmp_path: Path) -> None:
+    """Digits without end are no number of seconds."""
+    refusals = [response(b"{}", 429, more=f"Retry-After: {'9' * digits}\r\n") for digits in (400, 10)]
+    with (
+        stand_ins(1, lambda asked, connection: refusals.pop() if refusals else response(ANSWER)) as (member,),
+        routing(tmp_path, pool(member.address), router=with_batches(tmp_path)) as router,
+        connected(router) as client,
+    ):
+        batch = wait(client, create(client, [chat(n) for n in range(3)]))
+        assert batch.request_counts.completed == 3
+        assert len(member.requests) == 5
+
+
 def test_an_item_goes_to_another_member_when_one_dies(tmp_path: Path) -> None:
     with (
         stand_ins(2, lambda asked, connection: response(ANSWER)) as members,

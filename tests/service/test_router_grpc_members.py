@@ -66,6 +66,21 @@ def test_what_the_member_gets_and_the_client_gets(tmp_path: Path) -> None:
         raw.close()
 
 
+def test_an_answer_without_a_status_is_none(tmp_path: Path) -> None:
+    def end(call: StandInCall) -> None:
+        fields = [(":status", "200"), ("content-type", "application/grpc")]
+        call.connection.h2.send_headers(call.stream_id, fields, end_stream=True)
+
+    with (
+        grpc_stand_ins(at_end(end), at_end(answering)) as members,
+        routed(tmp_path, *members, policy='"round-robin"') as router,
+    ):
+        raw = RawGrpc(router)
+        assert [raw.ask(REQUEST)[0] for _ in range(4)] == [0] * 4
+        assert len(members[0].calls) >= 1
+        raw.close()
+
+
 def test_a_refused_call_goes_to_another_member(tmp_path: Path) -> None:
     def refuse(call: StandInCall) -> None:
         call.fail(14, "busy")
@@ -184,6 +199,21 @@ def test_a_lost_connection_in_an_answer_is_told(tmp_path: Path) -> None:
         raw = RawGrpc(router)
         status, text = raw.ask(REQUEST)
         assert status == 14 and "connection" in text and member.address in text
+        raw.close()
+
+
+def test_an_index_that_is_none_is_left_out(tmp_path: Path) -> None:
+    index = wire.RepositoryIndexResponse()
+    index.models.add(name="m", version="1", state="READY")
+    right = [index.SerializeToString()]
+    path = "/inference.GRPCInferenceService/RepositoryIndex"
+    handlers = [at_end(lambda call: call.answer(b"\xff\xff\xff")), at_end(lambda call: call.answer(right[-1]))]
+    with grpc_stand_ins(*handlers) as members, routed(tmp_path, *members) as router:
+        raw = RawGrpc(router)
+        assert raw.ask(b"", path) == (0, "")
+        right.append(b"\xff")
+        status, told = raw.ask(b"", path)
+        assert (status, "sent what is no repository index" in told) == (14, True)
         raw.close()
 
 

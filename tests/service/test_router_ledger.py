@@ -7,6 +7,7 @@ import json
 import socket
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import tritonclient.grpc as grpcclient
 from test_llm import NARROW
 
 from llm_models import language_model
+from nerite.core.item_attempt import new_attempt, new_batch_id
 from routing import ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
@@ -77,6 +79,47 @@ def test_tokens_of_what_agents_speak(tmp_path: Path) -> None:
         found = rows(router, tmp_path)
     counts = [(row["prompt_tokens"], row["cached_tokens"], row["answer_tokens"]) for row in found]
     assert counts == [(9, 4, 30)] * 2
+
+
+def test_tokens_whose_count_comes_in_pieces(tmp_path: Path) -> None:
+    """A network cuts a stream anywhere, and some servers count before they answer."""
+    whole = events("a", USAGE, "[DONE]")
+    cuts = [whole.index(text) + skipped for text, skipped in ((b'"prompt', 9), (b"30", 1), (b"cached_tokens", 6))]
+    parts: dict[str, threading.Event] = {}
+
+    def answer(asked: Received, connection: socket.socket) -> bytes | None:
+        said = json.loads(asked.body)
+        if asked.path == "/v1/rerank":
+            return response(b'{"usage":{"prompt_tokens":7,"total_tokens":7},"results":[%b1]}' % (b"1," * 2000))
+        cut = cuts[int(said["user"])]
+        connection.sendall(whole[:cut])
+        parts[said["user"]].wait(PATIENCE)
+        return whole[cut:]
+
+    with stand_ins(1, answer) as (member,), ledgered(tmp_path, pool(member.address, kind="vllm")) as router:
+        for number, cut in enumerate(cuts):
+            parts[str(number)] = threading.Event()
+            body = json.dumps({**ASKED, "stream": True, "user": str(number)})
+            fields = f"Host: localhost\r\nx-tenant: acme\r\nContent-Length: {len(body)}"
+            with socket.create_connection(("127.0.0.1", router.ports["HTTPService"]), PATIENCE) as client:
+                client.sendall(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n\r\n{body}".encode())
+                got, began = b"", whole.index(b"\r\n\r\n") + 4
+                while len(got.partition(b"\r\n\r\n")[2]) < cut - began:
+                    got += client.recv(65536)
+                parts[str(number)].set()
+                while not got.endswith(b"0\r\n\r\n"):
+                    got += client.recv(65536)
+        assert router.ask("POST", "/v1/rerank", {"model": "m", "query": "a"}, x_tenant="acme")[0] == 200
+        found = rows(router, tmp_path)
+    counts = [(row["prompt_tokens"], row["cached_tokens"], row["answer_tokens"]) for row in found]
+    assert counts == [(9, 4, 30)] * 3 + [(7, 0, 0)]
+
+
+def test_answers_that_are_counted_are_not_compressed(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address)) as router:
+        for path in (CHAT, INFER):
+            router.ask("POST", path, ASKED, x_tenant="acme", accept_encoding="gzip")
+    assert [asked.headers.get("accept-encoding") for asked in member.requests] == [None, "gzip"]
 
 
 def test_every_request_has_a_row(tmp_path: Path) -> None:
@@ -152,14 +195,41 @@ def test_usage_at_the_router(tmp_path: Path) -> None:
         assert router.metrics()["nerite_ledger_rows_total"] == 2
 
 
+def test_what_concerns_all_tenants_needs_the_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n")
+    more = 'admin-key = "X-Admin-Key=@keys"\n'
+    with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address), more=more) as router:
+        router.ask("POST", INFER, b"{}", x_tenant="acme")
+        for path in ("/v2/usage", "/v2/quota"):
+            for headers in ({}, {"x_tenant": "acme"}, {"x_admin_key": "two"}):
+                assert router.ask("GET", path, **headers)[0] == 403
+            assert router.ask("GET", path, x_admin_key="one")[0] == 200
+        assert router.ask("GET", "/v1/usage", x_tenant="acme")[0] == 200
+        router.follow(tmp_path / "keys", "two\n")
+        eventually(lambda: router.ask("GET", "/v2/usage", x_admin_key="two")[0] == 200)
+        assert router.ask("GET", "/v2/usage", x_admin_key="one")[0] == 403
+
+
+def test_files_with_keys_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('[router]\nadmin-key = "X-Admin-Key=@none"\n[[pool]]\nname = "a"\nmembers = ["h:1"]\n')
+    done = subprocess.run([str(NERITE), "route", "--check", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"the key file '{tmp_path / 'none'}'" in done.stderr
+
+
 def test_clients_cannot_say_what_routers_say(tmp_path: Path) -> None:
-    forged = {"x_nerite_tenant": "night", "x_nerite_router_key": "guess", "x_nerite_request": "mine"}
+    item = new_attempt(new_batch_id(), 1)
+    forged = {"x_nerite_tenant": "night", "x_nerite_router_key": "guess", "x_nerite_request": item}
+    forged["x_nerite_paid"] = "1"
     with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address)) as router:
         assert router.ask("POST", INFER, b"{}", x_tenant="acme", **forged)[0] == 200
         assert router.ask("POST", INFER, b"{}", x_tenant="acme", **forged)[0] == 200
         found = rows(router, tmp_path)
     assert "x-nerite-tenant" not in member.requests[0].headers
     assert "x-nerite-router-key" not in member.requests[0].headers
+    assert "x-nerite-paid" not in member.requests[0].headers
+    assert {row["ending"] for row in found} == {"answered"}
     assert [asked.headers["x-nerite-request"] for asked in member.requests] == [row["request_id"] for row in found]
 
 
@@ -233,7 +303,15 @@ def test_a_server_believes_routers_with_a_key_alone(server: tuple[Serving, Path]
         status, _, text = running.ask("POST", path, body, **headers)
         assert status == 403
         assert b"--router-key-file" in text
-    assert running.ask("POST", path, body, x_nerite_tenant="acme", x_nerite_router_key="a-secret")[0] == 200
+    told = {"x_nerite_tenant": "acme", "x_nerite_router_key": "a-secret"}
+    assert running.ask("POST", path, body, **told)[0] == 200
+    assert running.ask("POST", path, body, x_nerite_paid="1")[0] == 403
+    batch = new_batch_id()
+    for headers, repeated in (({}, 0), (told, 1)):
+        for _ in range(2):
+            assert running.ask("POST", path, body, **headers, x_nerite_request=new_attempt(batch, 1))[0] == 200
+        usage = running.json("GET", "/v2/usage?group_by=ending")["data"]
+        assert sum(each["requests"] for each in usage if each["ending"] == "repeated") == repeated
     with grpcclient.InferenceServerClient(running.grpc) as client:
         tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
         with pytest.raises(grpcclient.InferenceServerException, match="router-key-file"):

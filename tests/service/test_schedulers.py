@@ -129,7 +129,7 @@ def test_the_urgent_first(caller_of: CallerOf) -> None:
     asked += caller.wait(1.0, priority=1)
     caller.release()
     assert [each.result() for each in asked] == [200] * 4
-    assert caller.executed == [-1.0, 1.0, 2.0, 3.0]
+    eventually(lambda: caller.executed == [-1.0, 1.0, 2.0, 3.0])
 
 
 def test_a_level_has_a_policy_of_its_own(caller_of: CallerOf) -> None:
@@ -149,7 +149,7 @@ def test_the_late_are_put_behind_the_others(caller_of: CallerOf) -> None:
     asked += caller.wait(2.0)
     caller.release()
     assert [each.result() for each in asked] == [200] * 3
-    assert caller.executed == [-1.0, 2.0, 1.0]
+    eventually(lambda: caller.executed == [-1.0, 2.0, 1.0])
 
 
 @pytest.mark.parametrize("model", ["preferred", "oldest", "direct"])

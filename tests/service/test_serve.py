@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from serving import (
     IDENTITY,
     NERITE,
     PATIENCE,
+    accepts,
     binary_request,
     eventually,
     let_go,
@@ -81,6 +84,26 @@ def test_drains_before_it_ends(tmp_path: Path) -> None:
         let_go(model)
         assert asked.result() == [-1.0]
         assert server.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
+def test_an_idle_connection_may_send_a_last_request(tmp_path: Path, used: bool) -> None:
+    """Its answer ends the connection and the server, which would have waited for longer than this test may take."""
+    python_model(tmp_path / "models", "identity", IDENTITY)
+    keepalive = f"--exit-keepalive-secs={10 * PATIENCE if used else 1:.0f}"
+    flags = (keepalive, f"--exit-timeout-secs={100 * PATIENCE:.0f}")
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        connection = HTTPConnection(server.http, timeout=PATIENCE)
+        with closing(connection):
+            connection.request("GET", "/v2/health/ready")
+            assert connection.getresponse().read() == b""
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not accepts(server.http))
+            if used:
+                connection.request("GET", "/v2/health/live")
+                last = connection.getresponse()
+                assert (last.status, last.getheader("Connection")) == (200, "close")
+            assert server.process.wait(PATIENCE) == 0
 
 
 def test_gives_up_draining_after_the_exit_timeout(tmp_path: Path) -> None:

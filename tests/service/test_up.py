@@ -9,7 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from nerite.cluster.cluster_file import parse_cluster
+from nerite.cluster.cluster_file import parse_cluster, read_cluster
+from nerite.tools.rollout.replicas import ReplicaSource
 from pages import ROOT, Page, run
 from ports import free_ports
 from process_family import lives, processes_of
@@ -41,6 +42,10 @@ def cluster(folder: Path) -> tuple[Path, str]:
     return file, f"127.0.0.1:{http}"
 
 
+def metrics_port(file: Path) -> int:
+    return read_cluster(str(file)).router.metrics_port
+
+
 def answer(router: str) -> str:
     body = '{"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}'
     return run(["curl", "-sS", f"http://{router}/v2/models/adder/infer", "-d", body])
@@ -58,6 +63,14 @@ def test_what_ends_is_started_again_and_at_the_end_nothing_is_left(tmp_path: Pat
         eventually(lambda: running.text.count("everything is ready") == 2)
         family = processes_of(running.process.pid)
         assert len(family) >= 3
+        again = subprocess.run([str(NERITE), "up", str(file)], capture_output=True, text=True, check=False)
+        assert again.returncode == 1
+        assert "router.http-port is" in again.stderr and "another nerite up of this file" in again.stderr
+        assert '"data":[2.0]' in answer(router)
+        source = ReplicaSource([], f"pool:127.0.0.1:{metrics_port(file)}/main")
+        assert source.look() == [running.address_of(name) for name in ("main/1", "main/2")]
+        other = ReplicaSource([], f"pool:127.0.0.1:{metrics_port(file)}/other")
+        assert (other.look(), "has no pool 'other', but main" in other.problem) == ([], True)
     assert running.process.returncode == 0
     eventually(lambda: not any(map(lives, family)), what="processes are left")
     stopped = re.findall(r"^stopping (\S+)", running.text, re.MULTILINE)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,7 @@ ROOMS: Final = (
     "sources",
     "cli",
     "server_process",
+    "server_components",
     "picker",
     "router",
     "kubernetes",
@@ -75,7 +79,8 @@ GROUPS: Final = {
 SEAMS: Final = {
     ("fronts", "llm.openai"): "a front answers /v1 itself",
     ("transports", "llm.openai"): "the router of the HTTP port leads /v1 there",
-    ("server_process", "llm.openai"): "the composition root opens the responses that are kept",
+    ("server_components", "llm"): "the composition root knows how a file shows what a language model does",
+    ("server_components", "llm.openai"): "the composition root opens the responses that are kept",
     ("router", "llm.openai"): "errors under /v1 have OpenAI's format",
     ("admission", "llm"): "what a request asks of an engine is estimated before it is queued",
     ("repository", "artifacts"): "a load that fails is told what is plainly wrong with the files",
@@ -106,12 +111,17 @@ def module_of(path: Path) -> str:
 
 
 MODULES: Final = {module_of(path): path for path in FILES}
-TREES: Final = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+
+
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    """Return the syntax tree of a module; here, because every process that runs tests imports this file."""
+    return ast.parse(MODULES[module].read_text())
 
 
 def imported(module: str) -> Iterator[str]:
     """Yield the modules of ours that a module imports, wherever in it, those for its types alone included."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
@@ -143,6 +153,20 @@ def test_imports_go_down(module: str) -> None:
             continue
         if here in LEAVES or HEIGHT[there] > HEIGHT[here]:
             wrong.append(other)
+    assert wrong == []
+
+
+def test_the_architecture_page_has_the_rooms_from_top_to_bottom() -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (`src/.*?) \|", page.partition("## Packages")[2], re.MULTILINE)
+    named = [re.findall(r"src/nerite/([\w/]+?)(?:/|\.py)`", row) for row in rows]
+    heights = [[HEIGHT[name.replace("/", ".")] for name in row if name not in LEAVES] for row in named]
+    assert {name.replace("/", ".") for row in named for name in row} == {*HEIGHT, *LEAVES}
+    wrong = [
+        row
+        for row, (above, below) in zip(rows[1:], pairwise(heights), strict=True)
+        if below and min(above) < max(below)
+    ]
     assert wrong == []
 
 
@@ -198,10 +222,10 @@ def test_no_public_class_has_the_name_of_another() -> None:
     So have those that answer as PyTriton and as Triton's in-process package.
     """
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module in MODULES:
         if room_of(module) in ("", "pytriton", "tritonserver") or ".programs." in module:
             continue
-        for node in tree.body:
+        for node in tree_of(module).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
@@ -220,7 +244,7 @@ def test_a_caught_error_is_kept_without_its_frames(module: str) -> None:
     if room_of(module) == "testing":  # what it raises is for people, with its frames
         return
     wrong = []
-    handlers = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.ExceptHandler)]
+    handlers = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.ExceptHandler)]
     for handler in handlers:
         if handler.name and "NeriteError" in ast.unparse(handler.type or handler):
             for node in ast.walk(handler):

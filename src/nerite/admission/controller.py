@@ -241,10 +241,11 @@ class AdmissionController:
         if ticket.started_at is not None:
             use.input_tokens += ticket.paid_input - before
         self._estimate.corrected(more)
-        charged = ticket.charged.get(QuotaLimit.INPUT_RATE, 0)
-        ticket.account.settle(QuotaLimit.INPUT_RATE, charged - ticket.paid_input, now)
-        ticket.charged[QuotaLimit.INPUT_RATE] = ticket.paid_input
-        self._settle_money(ticket, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0), now)
+        if not ticket.paid:
+            charged = ticket.charged.get(QuotaLimit.INPUT_RATE, 0)
+            ticket.account.settle(QuotaLimit.INPUT_RATE, charged - ticket.paid_input, now)
+            ticket.charged[QuotaLimit.INPUT_RATE] = ticket.paid_input
+            self._settle_money(ticket, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0), now)
         refusal = size_refusal(ticket, self._limits, self._headroom, self._model_label)
         if refusal is not None:
             use.refuse(refusal.limit)
@@ -357,6 +358,16 @@ class AdmissionController:
             return refusal
         if self.tokens:
             ticket.expected = self._estimate.expected(ticket)
+        if not ticket.paid:
+            self._set_charges(ticket, account)
+        if not ticket.caused:
+            ticket.charged |= {QuotaLimit.CONCURRENCY: 1}
+        ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
+        return None
+
+    def _set_charges(self, ticket: AdmissionTicket, account: Account) -> None:
+        """Set what a request is charged for in advance, but for a place of its tenant's concurrency."""
+        if self.tokens:
             # An estimate may be far off, so it must not exceed the burst: such a request could never be admitted.
             burst = account.burst(QuotaLimit.OUTPUT_RATE)
             ahead = ticket.expected if burst is None else min(ticket.expected, burst)
@@ -369,9 +380,7 @@ class AdmissionController:
         else:
             ticket.charged = {QuotaLimit.BYTE_RATE: ticket.input_size}
         if not ticket.caused:
-            ticket.charged |= {QuotaLimit.REQUEST_RATE: 1, QuotaLimit.CONCURRENCY: 1}
-        ticket.cost = float(max(ticket.input_size + ticket.expected, 1))
-        return None
+            ticket.charged |= {QuotaLimit.REQUEST_RATE: 1}
 
     @staticmethod
     def _quota_refusal(ticket: AdmissionTicket, account: Account, now: int) -> AdmissionRefusal | None:
@@ -451,6 +460,8 @@ class AdmissionController:
     def _settle(self, ticket: AdmissionTicket, now: int) -> None:
         """Correct the tenant's charge to the tokens actually generated."""
         ticket.account.leave(ticket.charged, now)
+        if ticket.paid:
+            return
         ticket.account.settle(
             QuotaLimit.OUTPUT_RATE, ticket.charged.get(QuotaLimit.OUTPUT_RATE, 0) - ticket.generated, now
         )

@@ -34,7 +34,8 @@ from nerite.core.request import MIXED, Caller, CancelReason, InferenceRequest, R
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.instances.instance import ModelInstance
-from nerite.llm.request import IMAGE_TOKENS, MAX_SEQUENCES, Demand, demand, limit
+from nerite.llm.demand import IMAGE_TOKENS, Demand, demand, limit
+from nerite.llm.sampling_parameters import MAX_SEQUENCES
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.load_shedding import LoadShedder
 
@@ -176,7 +177,7 @@ class AdmissionQueue(FrontStage):
         """Stop requests of the idle class, so that those that wait are admitted."""
         for ticket in self.controller.preempt():
             request, sink = self._idle.pop(ticket)
-            error = NoIdleRoom("the request was preempted: requests that somebody waits for come first")
+            error = NoIdleRoom("the request was preempted: requests of other classes come first")
             self.stop(request, sink, error, CancelReason.PREEMPTED)
 
     def _admit_due(self) -> None:
@@ -213,6 +214,7 @@ class AdmissionQueue(FrontStage):
             wanted_class=caller.wanted_class,
             deadline=deadline_of(request),
             retry=caller.retry,
+            paid=caller.paid,
         )
 
     def _admit(self, ticket: AdmissionTicket, request: InferenceRequest) -> None:
@@ -353,7 +355,7 @@ class EngineAdmissionQueue(AdmissionQueue):
         """Admit, queue or reject a request."""
         if request.background:
             if self.controller.waiting or self.controller.full:
-                self._refuse(request, Overloaded("requests that somebody waits for come first"))
+                self._refuse(request, Overloaded("requests of other classes come first"))
             else:
                 self._limit_output(request, self._demand(request))
                 self._following.submit(request)
@@ -367,7 +369,7 @@ class EngineAdmissionQueue(AdmissionQueue):
             super().submit(request)
 
     def reported(self, instance: ModelInstance, report: EngineReport | None) -> None:
-        """Process a report of an engine; None if the engine has died."""
+        """Process a report of an engine; None if the engine has failed."""
         if report is None:
             self._reports.pop(instance, None)
             return
@@ -449,4 +451,5 @@ class PromptTicket(AdmissionTicket):
             sequences=asked.sequences,
             priority=asked.priority,
             repeats=request.repeats,
+            paid=caller.paid,
         )

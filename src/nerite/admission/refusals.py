@@ -114,7 +114,7 @@ def no_room_refusal(of: str, running: int) -> AdmissionRefusal:
         of=of,
         value="0",
         use=f"{running} running",
-        text="requests that somebody waits for come first",
+        text="requests of other classes come first",
     )
 
 

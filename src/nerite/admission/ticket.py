@@ -48,6 +48,7 @@ class AdmissionTicket:
         "level",
         "most",
         "offered_at",
+        "paid",
         "preempted",
         "priority",
         "read_with",
@@ -74,6 +75,7 @@ class AdmissionTicket:
         sequences: int = 1,
         priority: int = 0,
         repeats: bool = False,
+        paid: bool = False,
     ) -> None:
         self.tenant = tenant
         """Name of the tenant in the policy."""
@@ -85,6 +87,8 @@ class AdmissionTicket:
         """Number of answers to the prompt."""
         self.repeats = repeats
         """Another request has the same prompt and is charged for it."""
+        self.paid = paid
+        """Quotas were charged for an earlier attempt: it takes a place of its tenant's concurrency, nothing else."""
         self.priority = priority
         """Priority among the waiting requests of its tenant and class; lower values run first."""
         self.most = most

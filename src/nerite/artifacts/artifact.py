@@ -43,6 +43,8 @@ class Artifact:
     """Notes for the user."""
     finished: bool = False
     """The configuration was written by the user and must not be changed."""
+    task: str = ""
+    """What a model for the backend ``llm`` does, as its parameter TASK names it; empty if it generates text."""
 
     @property
     def size(self) -> int:

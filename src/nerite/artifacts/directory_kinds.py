@@ -32,11 +32,19 @@ _TOKENIZERS: Final = (
 _UNUSED: Final = (".h5", ".msgpack", ".ot", ".gguf", ".onnx", ".tflite", ".md", ".gitattributes")
 """Suffixes of files that the program does not read: weights for other frameworks, and documentation."""
 _EXPORT: Final = "Export it to ONNX: optimum-cli export onnx --model {path} exported, and add exported/model.onnx"
+_TRANSCRIBING: Final = ("WhisperForConditionalGeneration",)
+_SPEAKING: Final = ("SpeechT5ForTextToSpeech",)
+_SPEECH_EXPORT: Final = (
+    "Export it with one: optimum-cli export openvino --task text-to-audio --model {path} --model-kwargs "
+    "'{{\"vocoder\": \"microsoft/speecht5_hifigan\"}}' exported, and add the directory 'exported'"
+)
 _MAX_BATCH: Final = 8
 
 
 _CONVERTED: Final = ("openvino_model.xml", "openvino_language_model.xml")
 _TOKENIZER_GRAPH: Final = "openvino_tokenizer.xml"
+_ENGINE: Final = "pip install 'nerite[llm]'"
+_AGAIN: Final = "Download or copy it again."
 
 
 def recognise_openvino_language_model(candidate: Candidate) -> Artifact | None:
@@ -47,13 +55,97 @@ def recognise_openvino_language_model(candidate: Candidate) -> Artifact | None:
     graph = next((path / name for name in _CONVERTED if (path / name).is_file()), None)
     if graph is None:
         return None
-    if not graph.with_suffix(".bin").is_file():
-        raise Unusable(path, f"the weights are missing: {graph.stem}.bin", "Download or copy it again.")
+    _check_graph(path, graph.name)
     files = {name: path / name for name in _needed(path, openvino=True)}
     return Artifact(
         "language model for OpenVINO", path, candidate.name, ModelConfig(backend="llm"), files,
-        remarks=("It runs on an engine that serves many requests at once: pip install 'nerite[llm]'",),
+        remarks=(f"It runs on an engine that serves many requests at once: {_ENGINE}",),
     )  # fmt: skip
+
+
+class _Pipeline(NamedTuple):
+    """A pipeline of several networks: what it does, and the files that it consists of."""
+
+    kind: str
+    task: str
+    graphs: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+_ENCODER, _DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+_POSTNET: Final = "openvino_postnet.xml"
+_SPEECH_TO_TEXT: Final = _Pipeline(
+    "speech-to-text model for OpenVINO",
+    "transcribe",
+    (_ENCODER, _DECODER, _TOKENIZER_GRAPH, "openvino_detokenizer.xml"),
+    ("config.json", "generation_config.json", "preprocessor_config.json"),
+)
+_TEXT_TO_SPEECH: Final = _Pipeline(
+    "text-to-speech model for OpenVINO",
+    "text_to_speech",
+    (_ENCODER, _DECODER, _POSTNET, "openvino_vocoder.xml", _TOKENIZER_GRAPH),
+    ("config.json",),
+)
+_PARTS: Final = "model_index.json"
+"""The list of the parts of a diffusion pipeline, each of which has a directory."""
+_NETWORK: Final = "openvino_model.xml"
+_VOICES: Final = "voices"
+
+
+def recognise_openvino_pipeline(candidate: Candidate) -> Artifact | None:
+    """Recognise a pipeline that was exported to OpenVINO: speech to text, text to speech, or text to image."""
+    path = candidate.path
+    if not candidate.is_directory:
+        return None
+    if (path / _PARTS).is_file():
+        return _diffusion_pipeline(candidate)
+    if not (path / _ENCODER).is_file():
+        return None
+    pipeline = _TEXT_TO_SPEECH if (path / _POSTNET).is_file() else _SPEECH_TO_TEXT
+    for graph in pipeline.graphs:
+        _check_graph(path, graph)
+    for name in pipeline.others:
+        if not (path / name).is_file():
+            raise Unusable(path, f"the file {name} is missing", _AGAIN)
+    files = {name: path / name for name in _needed(path, openvino=True)}
+    if (path / _VOICES).is_dir():
+        files[_VOICES] = path / _VOICES
+    return _pipeline(candidate, pipeline.kind, pipeline.task, files)
+
+
+def _diffusion_pipeline(candidate: Candidate) -> Artifact:
+    path = candidate.path
+    parts = sorted(graph.parent for graph in path.glob(f"*/{_NETWORK}"))
+    if not parts:
+        raise Unusable(
+            path,
+            "this is a diffusion pipeline for PyTorch, which has to be exported",
+            f"optimum-cli export openvino --model {path} exported, and add the directory 'exported'",
+        )
+    for part in parts:
+        _check_graph(part, _NETWORK)
+    if not (path / "vae_decoder" / _NETWORK).is_file():
+        raise Unusable(path, f"the network vae_decoder/{_NETWORK} is missing", _AGAIN)
+    files = {
+        child.name: child
+        for child in sorted(path.iterdir())
+        if not child.name.startswith(".") and (child.is_dir() or child.suffix == ".json")
+    }
+    return _pipeline(candidate, "image generation pipeline for OpenVINO", "text_to_image", files)
+
+
+def _pipeline(candidate: Candidate, kind: str, task: str, files: Mapping[str, Path]) -> Artifact:
+    remarks = (f"It runs on an engine: {_ENGINE}",)
+    return Artifact(kind, candidate.path, candidate.name, ModelConfig(backend="llm"), files, remarks=remarks, task=task)
+
+
+def _check_graph(path: Path, name: str) -> None:
+    """Raise ``Unusable`` if a network or its weights are missing. Graphs of tokenizers may have no weights."""
+    if not (path / name).is_file():
+        raise Unusable(path, f"the network {name} is missing", _AGAIN)
+    weights = (path / name).with_suffix(".bin")
+    if not weights.is_file() and "tokenizer" not in name:
+        raise Unusable(path, f"the weights are missing: {weights.name}", _AGAIN)
 
 
 def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
@@ -72,7 +164,15 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
         remedy = "If you trust its origin, pass --trust."
         raise Unusable(path, "the model contains its own code, which runs when the model is loaded", remedy)
     architecture = next(iter(described.get("architectures") or ()), "")
-    program, config = _task(path, architecture, described)
+    transcribes = architecture in _TRANSCRIBING
+    if architecture in _SPEAKING:
+        raise Unusable(path, "a checkpoint for speech synthesis has no vocoder", _SPEECH_EXPORT.format(path=path))
+    if transcribes and not _has_engine():
+        raise Unusable(path, "models that transcribe run on an engine, which is not installed", _ENGINE)
+    if transcribes and not any((path / name).is_file() for name in _WEIGHTS[:2]):
+        remedy = f"Save them so: AutoModelForSpeechSeq2Seq.from_pretrained('{path}').save_pretrained('{path}')"
+        raise Unusable(path, "the engine reads weights from safetensors files alone", remedy)
+    program, config = ("", ModelConfig()) if transcribes else _task(path, architecture, described)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         remedy = f"Save it into the directory: AutoTokenizer.from_pretrained(...).save_pretrained('{path}')"
         raise Unusable(path, "the tokenizer is missing", remedy)
@@ -84,8 +184,11 @@ def recognise_hugging_face(candidate: Candidate) -> Artifact | None:
             ModelConfig(backend="llm"),
             {name: path / name for name in _needed(path)},
             remarks=(
-                "It runs on an engine that serves many requests at once, and may have to convert the model first.",
+                "It runs on an engine that serves many requests at once, and may have to convert the model first."
+                if not transcribes
+                else "It runs on an engine, which may have to convert the model first.",
             ),
+            task="transcribe" if transcribes else "",
         )
     if candidate.trusted and "auto_map" in described:
         trust = {"TRUST_REMOTE_CODE": ModelParameter(string_value="true")}
@@ -132,13 +235,19 @@ def _task(path: Path, architecture: str, described: Mapping[str, Any]) -> tuple[
 def runs_on_an_engine(path: Path, architecture: str, described: Mapping[str, Any]) -> bool:
     """Return whether an installed engine can generate text with the model, embed texts, or rerank them."""
     generates = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if architecture in _TRANSCRIBING:
+        return _has_engine()
     reranks = architecture.endswith("ForSequenceClassification") and len(described.get("id2label", ())) == 1
     return (
         (generates or reranks or (path / "modules.json").is_file())
         and "auto_map" not in described
         and any((path / name).is_file() for name in _WEIGHTS[:2])
-        and importlib.util.find_spec("openvino_genai") is not None
+        and _has_engine()
     )
+
+
+def _has_engine() -> bool:
+    return importlib.util.find_spec("openvino_genai") is not None
 
 
 def _config(output: ModelOutput, max_batch_size: int) -> ModelConfig:

@@ -20,6 +20,7 @@ _KINDS: Final = (
     graph_kinds.recognise_tensorrt,
     graph_kinds.recognise_saved_model,
     directory_kinds.recognise_openvino_language_model,
+    directory_kinds.recognise_openvino_pipeline,
     directory_kinds.recognise_hugging_face,
     directory_kinds.recognise_python_model,
     directory_kinds.recognise_foreign,

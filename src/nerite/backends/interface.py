@@ -132,7 +132,7 @@ class Instance(Protocol):
 
 
 @runtime_checkable
-class Adaptable(Protocol):
+class TakesAdapters(Protocol):
     """An instance that takes further LoRA adapters while it runs."""
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -140,6 +140,21 @@ class Adaptable(Protocol):
 
     def unload_adapter(self, name: str) -> None:
         """Refuse requests for an adapter from now on. Raises ``NeriteError``."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An instance that may be able to give the memory of its GPUs back while it has no requests."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether this one can."""
+
+    def sleep(self) -> None:
+        """Give the memory back; nothing is executed until ``wake``. Raises ``NeriteError``."""
+
+    def wake(self) -> None:
+        """Become as before ``sleep``. Raises ``NeriteError``."""
 
 
 class Model(Protocol):
@@ -162,7 +177,7 @@ class Backend(Protocol):
     isolated: bool
     """True if each instance runs in a worker process, which isolates crashes, memory leaks and the GIL. If False,
     instances run in threads of the server, which suits frameworks that release the GIL while they compute. The default
-    for a backend from a package is True. See ``Discerning`` for backends whose models differ in this."""
+    for a backend from a package is True. See ``SelectivelyIsolated`` for backends whose models differ in this."""
 
     def complete(self, context: ModelContext) -> Mapping[str, Any]:
         """Return the configuration, completed from the artifact.
@@ -176,7 +191,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Discerning(Protocol):
+class SelectivelyIsolated(Protocol):
     """A backend only some of whose models must be isolated."""
 
     def isolates(self, context: ModelContext) -> bool:
@@ -184,7 +199,7 @@ class Discerning(Protocol):
 
 
 @runtime_checkable
-class Preparing(Protocol):
+class PreparesModels(Protocol):
     """A backend that prepares resources for some of its models before their workers start."""
 
     def prepare(self, context: ModelContext) -> Path | None:
@@ -196,14 +211,14 @@ class Preparing(Protocol):
 
 __all__ = [
     "INTERFACE",
-    "Adaptable",
+    "TakesAdapters",
     "Backend",
-    "Discerning",
+    "SelectivelyIsolated",
     "Instance",
     "InstanceContext",
     "ExecutionTimes",
     "Model",
     "ModelContext",
-    "Preparing",
+    "PreparesModels",
     "Reporter",
 ]

@@ -16,6 +16,7 @@ from nerite.backends.interface import InstanceContext
 from nerite.core.errors import NeriteError, NotInstalled
 from nerite.core.memory import memory_file
 
+_TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -87,6 +88,22 @@ def importing(package: str, extra: str) -> Iterator[None]:
         yield
     except Exception as error:  # also OSError and others, of libraries that it looks for
         raise NotInstalled(f"unable to import {package} ({error}): pip install 'nerite[{extra}]'") from error
+
+
+@contextmanager
+def without_telemetry() -> Iterator[None]:
+    """Import a framework in the ``with`` block, so that it collects no telemetry unless the environment says otherwise.
+
+    Some builds of ONNX Runtime open a file for that when they are imported.
+    """
+    unset = _TELEMETRY_SWITCH not in os.environ
+    if unset:
+        os.environ[_TELEMETRY_SWITCH] = "1"
+    try:
+        yield
+    finally:
+        if unset:
+            os.environ.pop(_TELEMETRY_SWITCH, None)
 
 
 @contextmanager

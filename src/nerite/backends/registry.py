@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from nerite.backends.interface import INTERFACE, Backend, Discerning, ModelContext, Preparing
+from nerite.backends.interface import INTERFACE, Backend, ModelContext, PreparesModels, SelectivelyIsolated
+from nerite.backends.machine import without_telemetry
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 
@@ -136,18 +137,18 @@ class BackendEntry(NamedTuple):
 ENTRIES: Final[dict[str, BackendEntry]] = {
     "fil": BackendEntry("nerite.frameworks.trees", "TreesBackend", "treelite", "fil"),
     "litert": BackendEntry("nerite.frameworks.litert", "LiteRtBackend", "ai_edge_litert", "litert"),
-    "llm": BackendEntry("nerite.llm", "LlmBackend", extra="llm"),
+    "llm": BackendEntry("nerite.llm.backend", "LlmBackend", extra="llm"),
     "onnxruntime": BackendEntry("nerite.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime", "onnx"),
     "openvino": BackendEntry("nerite.frameworks.openvino", "OpenVinoBackend", "openvino", "openvino"),
     "python": BackendEntry("nerite.backends.python", "PythonBackend"),
     "pytorch": BackendEntry("nerite.frameworks.pytorch", "PyTorchBackend", "torch", "torch"),
     "tensorflow": BackendEntry("nerite.frameworks.tensorflow", "TensorFlowBackend", "tensorflow", "tensorflow"),
     "tensorrt": BackendEntry("nerite.frameworks.tensorrt", "TensorRtBackend", "tensorrt", "tensorrt"),
-    "tensorrt_llm": BackendEntry("nerite.llm", "TensorRtLlmBackend"),
-    "vllm": BackendEntry("nerite.llm", "VllmBackend"),
+    "tensorrt_llm": BackendEntry("nerite.llm.backend", "TensorRtLlmBackend"),
+    "vllm": BackendEntry("nerite.llm.backend", "VllmBackend"),
 }
 
-GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm")
+GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm.backend")
 """Backends whose models have an engine that generates tokens."""
 
 
@@ -190,7 +191,8 @@ def import_framework(context: ModelContext) -> None:
     backend_of(context)
     entry = ENTRIES.get(context.config.get("backend", ""))
     if entry is not None and entry.package:
-        importlib.import_module(entry.package)
+        with without_telemetry():
+            importlib.import_module(entry.package)
 
 
 def is_installed(name: str) -> bool:
@@ -216,7 +218,7 @@ def is_isolated(found: Backend, context: ModelContext) -> bool:
 
     May read the model's files. Raises ``NeriteError`` with what is wrong with them.
     """
-    if isinstance(found, Discerning):
+    if isinstance(found, SelectivelyIsolated):
         return found.isolates(context)
     return getattr(found, "isolated", True)
 
@@ -227,7 +229,7 @@ def prepared(context: ModelContext) -> Path | None:
     May take minutes. Raises as ``backend_of``, and ``NeriteError`` if the preparation fails.
     """
     found = backend_of(context)
-    return found.prepare(context) if isinstance(found, Preparing) else None
+    return found.prepare(context) if isinstance(found, PreparesModels) else None
 
 
 def filled_in(config: ModelConfig, place: str) -> ModelConfig:

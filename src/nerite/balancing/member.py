@@ -69,6 +69,8 @@ class RoutedRequest(NamedTuple):
     """It may go to another member after one has failed without an answer: nothing happens twice, or it may."""
     streams: bool = False
     """Its answer comes in parts, so that it cannot be sent again once it has begun."""
+    stored_at: str = ""
+    """Tag of the member that keeps the response which the request names or continues: ``response_ids.py``."""
 
 
 class LoadReport(NamedTuple):

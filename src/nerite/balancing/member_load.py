@@ -35,6 +35,8 @@ _FORGET: Final = 0.9
 _ENOUGH_NS: Final = 100_000_000
 """Time of answers of a model that a member must have had in a window for its speed to be seen."""
 _RATE_WEIGHT: Final = 0.2
+_KEPT: Final = 0.98
+"""Share of the computed tokens that still count after a window: a member that is new does not get all new prompts."""
 
 
 class MemberLoad:
@@ -43,10 +45,11 @@ class MemberLoad:
     __slots__ = (
         "_changed_ns",
         "_done",
+        "_faded_ns",
         "_ratio",
         "_reported_ns",
         "_request_ns",
-        "drained",
+        "computed",
         "ejected",
         "factor",
         "heard_ns",
@@ -70,8 +73,6 @@ class MemberLoad:
         self.ticket = ticket
         """Number of its process: another one after a restart."""
         self.ready = False
-        self.drained = False
-        """``PoolBalancer.drain`` was called; what its description says comes on top of that."""
         self.ejected = False
         """Gets no requests for a while, because it failed more than others."""
         self.stalled = False
@@ -86,6 +87,8 @@ class MemberLoad:
         """Tokens under way from elsewhere, estimated."""
         self.requests = 0
         """Requests under way from this router."""
+        self.computed = 0.0
+        """Tokens of prompts that it did not hold when they came from this router. They fade with time."""
         self.report = LoadReport()
         self.factor = 1.0
         """Its speed in relation to what its capacity promises, at most 1."""
@@ -95,6 +98,8 @@ class MemberLoad:
         self.score = 0.0
         """Expected work by speed: how long a new request would have to wait, in relation to other members."""
         self._reported_ns = 0
+        self._faded_ns = 0
+        """Up to when the work of others has faded."""
         self._changed_ns = 0
         self._request_ns = 0
         self._done = 0.0
@@ -105,7 +110,7 @@ class MemberLoad:
     @property
     def draining(self) -> bool:
         """Whether it gets new requests only while there is no other, but for those of sequences that it has."""
-        return self.drained or self.member.drain
+        return self.member.drain
 
     @property
     def available(self) -> bool:
@@ -167,14 +172,14 @@ class MemberLoad:
             found = max(0.0, sum(there) - self.requests) * each
             self.refresh(now_ns)
             self.others += _REPORT_WEIGHT * (found - self.others)
-            self._reported_ns = now_ns
+            self._reported_ns = self._faded_ns = now_ns
             self._rate_work()
 
     def refresh(self, now_ns: int) -> None:
         """Let what others have there fade."""
-        if self.others and now_ns > self._reported_ns:
-            self.others *= 0.5 ** ((now_ns - self._reported_ns) / _HALF_LIFE_NS)
-            self._reported_ns = now_ns
+        if self.others and now_ns > self._faded_ns:
+            self.others *= 0.5 ** ((now_ns - self._faded_ns) / _HALF_LIFE_NS)
+            self._faded_ns = now_ns
             self._rate_work()
 
     def _pass_time(self, now_ns: int) -> None:
@@ -192,6 +197,7 @@ class MemberLoad:
             self.rate += (_RATE_WEIGHT if self.rate else 1.0) * (rate - self.rate)
         self._done, self._request_ns = 0.0, 0
         self.timings.clear()
+        self.computed *= _KEPT
         if ratio is None:
             self._ratio **= _FORGET
         else:

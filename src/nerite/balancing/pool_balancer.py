@@ -16,6 +16,7 @@ from nerite.balancing.member_load import MemberLoad, compare_speeds
 from nerite.balancing.model_figures import LEAST_WORK, ModelFigures
 from nerite.balancing.outliers import OutlierDetector
 from nerite.balancing.policy import ChoicePolicy, PoolPolicy
+from nerite.balancing.response_ids import member_tag
 from nerite.balancing.retries import PoolRetryBudget
 from nerite.balancing.sequence_table import SequenceTable
 from nerite.balancing.stalls import MemberStallDetector
@@ -86,6 +87,8 @@ class PoolBalancer:
         self.outliers = OutlierDetector(self.policy.ejection)
         self._stalls = MemberStallDetector()
         self._members: dict[str, MemberLoad] = {}
+        self._tags: dict[str, str] = {}
+        """Names of members by the tags in the ids of the responses that they keep."""
         self._tickets = count(1)
         self._random = Random(seed)
         self._affinity = Affinity(self.policy)
@@ -126,6 +129,7 @@ class PoolBalancer:
                 load = MemberLoad(each, next(self._tickets))
             load.set_member(each)
             self._members[each.name] = load
+        self._tags = {member_tag(name): name for name in self._members}
         self.outliers.set_members(self._members)
         self._affinity.ring = HashRing({each.name: each.capacity for each in members})
         self._eject()
@@ -141,16 +145,11 @@ class PoolBalancer:
         self._changed()
         return True
 
-    def drain(self, name: str, draining: bool = True) -> None:
-        """Give a member no new requests while there are others, or give it some again. Its sequences stay."""
-        if load := self._members.get(name):
-            load.drained = draining
-            self._changed()
-
     def restarted(self, name: str) -> None:
         """Note that a member is another process than before: its caches are empty and its sequences are lost."""
         if load := self._members.get(name):
             load.ticket = next(self._tickets)
+            load.computed = 0.0
             self._changed()
 
     def report(self, name: str, report: LoadReport, now_ns: int) -> None:
@@ -172,6 +171,8 @@ class PoolBalancer:
         fit = everyone = self._fits.get(request.model) or self._fit(request.model)
         if request.sequence and (found := self._pick_sequence(request, now_ns, tried, subset)):
             return found
+        if request.stored_at and (keeper := self._keeper(request, tried, subset)):
+            return Pick(keeper.member, (), "stored")
         if tried or subset is not None or self.policy.max_requests:
             fit = self._narrowed(request.model, fit, tried, subset)
         loads = fit.loads
@@ -221,6 +222,20 @@ class PoolBalancer:
             why = "failed this request" if name in tried else "is not ready"
             return NoMember(503, f"{text}, which {why}: try again, or begin a new sequence")
         return Pick(load.member, (), "sequence")
+
+    def keeps(self, request: RoutedRequest) -> bool:
+        """Return whether a member is ready that keeps the response which a request names or continues."""
+        return self._keeper(request, (), None) is not None
+
+    def _keeper(
+        self, request: RoutedRequest, tried: Collection[str], subset: Collection[str] | None
+    ) -> MemberLoad | None:
+        """Return the member that keeps a response. None: any other one may have it, if they share a database."""
+        name = self._tags.get(request.stored_at, "")
+        load = self._members.get(name)
+        if load is None or not load.ready or name in tried or (subset is not None and name not in subset):
+            return None
+        return load if load.models is None or not request.model or request.model in load.models else None
 
     def _serving(self, model: str) -> list[MemberLoad]:
         serving = [
@@ -274,7 +289,7 @@ class PoolBalancer:
         ``yields``: it leaves the member for others, so that its work delays nobody and hardly counts.
         """
         load = self._members.get(member.name) or MemberLoad(member, 0)
-        prefill = self._affinity.begin(request, load.ticket)
+        prefill = self._affinity.begin(request, load)
         if yields:
             attempt = MemberAttempt(request, load, 0.0, 0.0, now_ns)
         else:

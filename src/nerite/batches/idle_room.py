@@ -1,4 +1,4 @@
-"""How many items of a model run at once in the room that nobody else wants: learnt from the server's refusals.
+"""How many items of a model run at once in capacity that is otherwise idle: learnt from the server's refusals.
 
 A pure decider. The server refuses an item at once if it has no idle room for it, so the number of items under way is
 found as TCP finds the bandwidth of a path: it doubles until the first refusal, then grows by one for each round of

@@ -17,6 +17,8 @@ _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/[0-9]+)?/infer")
 MAX_ITEMS: Final = 50_000
 MAX_LINE: Final = 32 << 20
 """Bytes of a line."""
+_MARK: Final = b"\xef\xbb\xbf"
+"""Byte order mark, which some editors put at the beginning of UTF-8."""
 _MAX_ERRORS: Final = 50
 """Mistakes that are listed of a file."""
 _SLICE: Final = 64
@@ -101,7 +103,8 @@ def read_items(file: BinaryIO, endpoint: str = "") -> ItemFile:
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """Yield number, position and bytes of each line that is not blank."""
-    position = 0
+    position = len(_MARK) if file.read(len(_MARK)) == _MARK else 0
+    file.seek(position)
     number = 0
     while raw := file.readline(MAX_LINE + 1):
         number += 1
@@ -164,11 +167,15 @@ def body_of_line(raw: bytes) -> bytes:
 
 # Lines of the output files
 
+_IN_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
+
 
 def answer_line(item_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
     """Return the line of an item that was answered."""
     try:
-        document: Any = orjson.Fragment(body) if _is_json(body) else {"text": body.decode(errors="replace")}
+        document: Any = {"text": body.decode(errors="replace")}
+        if _is_json(body):  # its line breaks are between its parts, never in a text
+            document = orjson.Fragment(body.translate(_IN_ONE_LINE))
         response = {"status_code": status, "request_id": request_id, "body": document}
         return orjson.dumps({"id": item_id, "custom_id": custom_id, "response": response, "error": None})
     except orjson.JSONEncodeError as error:
@@ -186,7 +193,7 @@ def _is_json(body: bytes) -> bool:
         orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    return b"\n" not in body and b"\r" not in body
+    return True
 
 
 EXPIRED: Final = (

@@ -191,4 +191,5 @@ class BatchSchema:
         "CREATE INDEX batch_files_by_tenant ON batch_files (tenant, created_at)",
         "ALTER TABLE batches ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE batches ADD COLUMN owned_until DOUBLE PRECISION NOT NULL DEFAULT 0",
+        "ALTER TABLE batches ADD COLUMN loaded BIGINT NOT NULL DEFAULT 0",
     )

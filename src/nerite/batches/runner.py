@@ -1,7 +1,8 @@
 """Runs batches: validates them, submits their items as the planner says, commits the answers, writes the outputs.
 
 One coroutine does all that waits for the disk; items are submitted and answered by plain calls. An answer counts once
-it is committed. Items under way when the server crashes have no committed answer, so they run again.
+it is committed. Items under way when the server crashes have no committed answer, so they run again; ledgers know from
+the ids of both attempts that they were for one item.
 
 Of several servers with one database, each runs the batches that it has leased. Leases are renewed every second or so. A
 server that cannot renew them runs nothing once they are over, because another server may.
@@ -35,6 +36,7 @@ from nerite.batches.running_batch import ItemAnswer, ItemExecutor, ItemRequest, 
 from nerite.batches.store import BatchStore, BatchTakenOver, ItemAnswerRow
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
+from nerite.core.item_attempt import new_attempt
 from nerite.observability.log import log
 
 _COMMIT_SECONDS: Final = 0.05
@@ -53,6 +55,9 @@ _AT_ONCE: Final = 8
 """Items that are submitted per turn of the event loop."""
 _ATTEMPTS: Final = 3
 """Times that an item is tried which the server fails to execute."""
+_SHORTEST_REST: Final = 0.5
+_LONGEST_REST: Final = 600.0
+"""Seconds for which a batch submits nothing after a quota has refused an item, whatever the refusal says."""
 _NO_ROOM: Final = 503
 _QUOTA: Final = 429
 _FAILURES: Final = frozenset((408, 500, 502, 504))
@@ -156,7 +161,7 @@ class BatchRunner:
         await self._sweep()
 
     async def _claim(self, now: float) -> None:
-        """Renew the leases, take over the batches of servers that have died, and note what others have cancelled."""
+        """Renew the leases, take over the batches of servers that have failed, and note what others have cancelled."""
         known = list(self.batches)
         records = {record.id: record for record in await self._store.claim()}
         self._claimed_at, self._leased_until = now, now + self._lease_seconds
@@ -229,7 +234,9 @@ class BatchRunner:
         if record.status is not BatchStatus.IN_PROGRESS:
             return
         if len(batch.ready) < _LOW and not batch.exhausted and not self._stopping:
-            items = await self._store.waiting_items(record.id, batch.loaded, _PAGE)
+            items, loaded = await self._store.load_items(record.id, batch.loaded, _PAGE)
+            if batch.ran_before < 0:
+                batch.ran_before = loaded
             exhausted = len(items) < _PAGE
             size = 0
             for count, item in enumerate(items):
@@ -428,7 +435,9 @@ class BatchRunner:
         under_way = batch.under_way[item.line] = ItemUnderWay(item, raised, now)
         if not raised:
             self._room(batch).begun()
-        request = ItemRequest(record.tenant, record.endpoint, record.model, item.body, raised)
+        attempt = new_attempt(record.id, item.line)
+        paid = item.line <= batch.ran_before
+        request = ItemRequest(record.tenant, record.endpoint, record.model, item.body, raised, attempt, paid)
         under_way.cancel = self._executor.submit(request, partial(self._done, batch, under_way))
 
     def _done(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer) -> None:
@@ -454,7 +463,7 @@ class BatchRunner:
             if room is not None and answer.status == _NO_ROOM:
                 room.refused(now, answer.retry_after)
                 return
-            batch.rests_until = now + max(answer.retry_after, 0.5)
+            batch.rests_until = now + min(max(answer.retry_after, _SHORTEST_REST), _LONGEST_REST)
             if room is not None:
                 room.withdrawn()
             return

@@ -18,6 +18,10 @@ class ItemRequest(NamedTuple):
     body: bytes
     raised: bool
     """It goes in its tenant's own class; else only in room that nobody else wants."""
+    request_id: str
+    """Of this attempt at it."""
+    paid: bool = False
+    """Another server or router may have run it, and charged its tenant's quotas: they are not charged again."""
 
 
 class ItemAnswer(NamedTuple):
@@ -75,6 +79,8 @@ class RunningBatch:
         """Line of the last item that was loaded."""
         self.exhausted = False
         """All items were loaded."""
+        self.ran_before = -1
+        """Last line that may have run before this process took the batch; -1: not known yet."""
         self.under_way: dict[int, ItemUnderWay] = {}
         self.failures: dict[int, int] = {}
         """How often an item that waits again has failed."""

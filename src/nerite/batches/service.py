@@ -17,6 +17,7 @@ from nerite.batches.runner import BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
 from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument
+from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
 from nerite.storage.database import Database, shown
 
@@ -38,7 +39,7 @@ class BatchLimits(NamedTuple):
     storage_bytes: int = 10 << 30
     """Maximum bytes of all files that were uploaded."""
     lease_seconds: float = 15.0
-    """Time after which others that share the database run the batches of a server that has died."""
+    """Time after which others that share the database run the batches of a server that has failed."""
 
 
 class NewBatch(NamedTuple):
@@ -170,7 +171,7 @@ class Batches:
             raise Conflict(f"{MAX_OPEN} batches have not ended: wait for one, or cancel one")
         now = time.time()
         batch = BatchRecord(
-            f"batch_{secrets.token_hex(16)}",
+            new_batch_id(),
             tenant,
             new.endpoint,
             new.input_file_id,

@@ -50,7 +50,7 @@ class BatchLease(NamedTuple):
     """Unique to the process."""
     seconds: float
     sole: bool
-    """No other process uses the database, so batches of any owner are those of one that has died."""
+    """No other process uses the database, so batches of any owner are those of one that has ended."""
 
 
 class BatchStore:
@@ -233,16 +233,25 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def waiting_items(self, name: str, after: int, limit: int) -> list[ItemLine]:
-        """Return items without an answer, those behind line ``after``, in order."""
-        rows = await self._database.run(
-            lambda transaction: transaction.rows(
+    async def load_items(self, name: str, after: int, limit: int) -> tuple[list[ItemLine], int]:
+        """Return items without an answer, those behind line ``after``, in order, and the last line loaded before.
+
+        Whoever runs the batch next knows from the latter which items may have run, and have been charged to quotas.
+        """
+
+        def work(transaction: Transaction) -> tuple[list[ItemLine], int]:
+            rows = transaction.rows(
                 "SELECT line, custom_id, position, size FROM batch_items WHERE batch_id = ? AND line > ? AND state = ? "
                 "ORDER BY line LIMIT ?",
                 [name, after, str(ItemState.WAITING), limit],
             )
-        )
-        return [ItemLine(*row) for row in rows]
+            loaded = int((transaction.row("SELECT loaded FROM batches WHERE id = ?", [name]) or (0,))[0])
+            if rows and rows[-1][0] > loaded:
+                statement = "UPDATE batches SET loaded = ? WHERE id = ? AND owner = ?"
+                transaction.execute(statement, [rows[-1][0], name, self._lease.owner])
+            return [ItemLine(*row) for row in rows], loaded
+
+        return await self._database.run(work)
 
     async def commit(self, answers: Sequence[ItemAnswerRow]) -> set[str]:
         """Store answers and count them, together. An item that has an answer keeps its first one.

@@ -129,7 +129,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     show(render_table(headings, rows, terminal_width()))
 
 
-def somebody_is_there() -> bool:
+def is_interactive() -> bool:
     """Return whether the command is interactive: both stdin and stdout are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 

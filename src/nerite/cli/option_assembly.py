@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -311,6 +312,10 @@ def _check_devices(options: ServerOptions) -> None:
             )
 
 
+_MODEL_NAMES: Final = ("hf:", "mlflow:")
+"""How the names of models begin that ``nerite serve`` and ``nerite add`` fetch."""
+
+
 def _check_server(values: Values, options: ServerOptions) -> None:
     creating = "error: creating server: Invalid argument - "
     if not options.repository.paths:
@@ -319,6 +324,15 @@ def _check_server(values: Values, options: ServerOptions) -> None:
             remedy="Name the directory your models are in: nerite serve ./models",
             usage=False,
         )
+    for path in options.repository.paths:
+        named = path.startswith(_MODEL_NAMES) and not Path(path).exists()
+        if named or Path(path).is_file():
+            raise UsageError(
+                f"{creating}'{path}' is {'the name of a model' if named else 'a file'}, and --model-repository takes "
+                "directories of models",
+                remedy=f"Serve it: nerite serve {path}; or put it into a repository: nerite add {path}",
+                usage=False,
+            )
     if options.quota_redis and not options.policy_file:
         raise UsageError(
             "--quota-redis has no effect without --policy-file",

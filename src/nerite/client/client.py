@@ -154,14 +154,17 @@ class Client:
         """
         entries = self._json("GET", "/v1/models")["data"]
         found: dict[bool | None, list[str]] = {True: [], False: [], None: []}
-        for name in (str(entry["id"]) for entry in entries if not entry.get("parent")):
-            found[self._generates_text(name)].append(name)
+        for entry in entries:
+            if not entry.get("parent"):
+                found[self._generates_text(entry)].append(str(entry["id"]))
         return found[True] or found[None]
 
-    def _generates_text(self, name: str) -> bool | None:
+    def _generates_text(self, entry: Mapping[str, Any]) -> bool | None:
         """Return whether a model is a language model; None if the server does not describe it."""
+        if "task" in entry:  # to ask for its tensors might load it
+            return bool(entry["task"] == "generate")
         try:
-            return self.model(name).generates_text
+            return self.model(str(entry["id"])).generates_text
         except ClientError:
             return None
 

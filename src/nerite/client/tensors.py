@@ -17,6 +17,7 @@ import orjson
 from nerite.client.connection import ClientError, HttpAnswer
 from nerite.client.models import ModelDescription, TensorDescription
 from nerite.core import tensor as dtypes
+from nerite.core.sample_inputs import random_values
 from nerite.core.tensor import Array, Buffer, DataType, TensorSpec, buffer_of, encode_bytes, to_array
 
 
@@ -231,22 +232,10 @@ def _from_json(datatype: DataType, data: list[Any]) -> Array:
 
 # Random data for inputs, to test whether a model runs and how long it takes.
 
-_WORDS = ("amber", "coral", "drift", "foam", "kelp", "pearl", "reef", "shell", "tide", "wave")
-
 
 def random_value(tensor: TensorDescription, shape: tuple[int, ...] = ()) -> Array:
     """Return random data of a ``shape``, or of the smallest shape that the input may have."""
-    shape = shape or smallest(tensor)
-    generator = np.random.default_rng()
-    datatype = dtypes.BY_NAME[tensor.datatype]
-    if datatype is dtypes.BYTES:
-        return generator.choice(np.array(_WORDS, object), shape)
-    if datatype is dtypes.BF16:
-        # Multiples of 1/128 below 1 are exact in BF16.
-        return (generator.integers(0, 128, shape) / 128).astype(np.float32)
-    if datatype.numpy.kind == "f":
-        return generator.random(shape).astype(datatype.numpy)
-    return generator.integers(0, 2 if datatype is dtypes.BOOL else 100, shape).astype(datatype.numpy)
+    return random_values(tensor.name, dtypes.BY_NAME[tensor.datatype], shape or smallest(tensor))
 
 
 def smallest(tensor: TensorDescription) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from nerite.core.sizes import size_of
 
 MAX_MEMBERS: Final = 4096
 """Members of a pool."""
-_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
+_HOST: Final = re.compile(r"(?!-)(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._:\[\]/@-]{1,253}")
 _KEYS: Final = ("http", "grpc", "metrics", "name", "capacity", "memory", "drain")
 _EXAMPLE: Final = "10.0.0.2:8000"

@@ -21,6 +21,7 @@ from nerite.cluster.table_reader import (
     read_count,
     read_flag,
     read_interval,
+    read_key,
     read_names,
     read_number,
     read_one_of,
@@ -91,6 +92,7 @@ _ROUTER: Final[Mapping[str, TableKey]] = {
     "grpc-port": TableKey("grpc_port", read_port),
     "metrics-port": TableKey("metrics_port", read_port),
     "policy-file": TableKey("policy_file", read_text),
+    "admin-key": TableKey("admin_key", read_key),
     "redis": TableKey("redis", read_text),
     "ledger": TableKey("ledger", read_text),
     "member-key-file": TableKey("member_key_file", read_text),
@@ -108,6 +110,7 @@ _ROUTER: Final[Mapping[str, TableKey]] = {
     "cors-origins": TableKey("cors_origins", _origins),
     "model-aliases": TableKey("model_aliases", _aliases),
     "exit-timeout": TableKey("exit_timeout", duration_of),
+    "exit-keepalive": TableKey("exit_keepalive", duration_of),
     "access-log": TableKey("access_log", read_flag),
 }
 _FILES: Final = ("policy_file", "ledger", "member_key_file", "batches", "batch_files")
@@ -202,7 +205,8 @@ class _ClusterReader(TableReader):
             what = "tells members who sends a request, which policy-file says: add that, or remove it"
             self.wrong(("router", "member-key-file"), what)
         paths = {name: getattr(router, name) for name in _FILES}
-        return {name: self.beside(path) for name, path in paths.items() if path and "://" not in path}
+        beside = {name: self.beside(path) for name, path in paths.items() if path and "://" not in path}
+        return beside | {"admin_key": self.key_beside(router.admin_key)}
 
     def _router(self, table: object) -> RouterSettings:
         path = ("router",)
@@ -233,6 +237,11 @@ class _ClusterReader(TableReader):
             )
         if "resources" in table:
             values["resources"] = pool_tables.resources_of(self, (*path, "resources"), table["resources"], source)
+        if "rollout" in table:
+            values["rollout"] = pool_tables.rollout_of(self, (*path, "rollout"), table["rollout"], kind, source)
+            if "placement" in table:
+                what = "has no effect with placement, where members hold different models: remove one of them"
+                self.wrong((*path, "rollout"), what)
         balancing = pool_tables.balancing_of(self, path, table)
         scaling, target = pool_tables.scaling_of(self, path, table, source)
         return PoolSettings(name, source, balancing=balancing, scaling=scaling, scale_target=target, **values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from nerite.autoscaling.policy import MOST_MEMBERS, ScalingPolicy
@@ -17,33 +18,29 @@ from nerite.cluster.settings import (
     PlacedModel,
     PlacementSettings,
     PortTls,
+    RolloutSettings,
     ServerResources,
 )
 from nerite.cluster.table_reader import (
-    HEADER,
     KeyPath,
     TableKey,
     TableReader,
     read_amount,
     read_count,
     read_flag,
+    read_key,
     read_number,
     read_one_of,
     read_text,
 )
+from nerite.config.rollout_spec import RolloutSpec, WhenLost, read_spec
 from nerite.core.durations import duration_of
 from nerite.core.errors import InvalidArgument
 from nerite.core.sizes import size_of
+from nerite.judge.gates import LimitGate, parse_gate
 
 _WITH_REPOSITORY: Final = (ServerKind.NERITE, ServerKind.TRITON)
 """Kinds of servers that load and unload models on request."""
-
-
-def _restricted_key(value: object) -> str:
-    name, equals, key = value.partition("=") if isinstance(value, str) else ("", "", "")
-    if not equals or not HEADER.fullmatch(name) or not key.removeprefix("@") or not key.isprintable():
-        raise ValueError('must be HEADER=VALUE or HEADER=@FILE, as in key = "X-Admin-Key=@/run/secrets/key"')
-    return str(value)
 
 
 BALANCING: Final[Mapping[str, TableKey]] = {
@@ -75,7 +72,7 @@ _PLACED_MODEL: Final[Mapping[str, TableKey]] = {
     "least": TableKey("least", read_count(0, MAX_MEMBERS)),
     "most": TableKey("most", read_count(0, MAX_MEMBERS)),
 }
-_PLACEMENT: Final[Mapping[str, TableKey]] = {**_PLACED_MODEL, "key": TableKey("key", _restricted_key)}
+_PLACEMENT: Final[Mapping[str, TableKey]] = {**_PLACED_MODEL, "key": TableKey("key", read_key)}
 _PLACEMENT_POLICY: Final[Mapping[str, TableKey]] = {
     "target": TableKey("target", read_number),
     "rise": TableKey("rise", duration_of),
@@ -108,6 +105,10 @@ _RESOURCES: Final[Mapping[str, TableKey]] = {
     "memory": TableKey("memory", size_of),
     "engine-places-gpus": TableKey("engine_places_gpus", read_flag),
 }
+_ROLLOUT: Final[Mapping[str, TableKey]] = {
+    "unreachable": TableKey("unreachable", read_one_of([str(each) for each in WhenLost])),
+    "key": TableKey("key", read_key),
+}
 _PORT_TLS: Final[Mapping[str, TableKey]] = {
     "certificate": TableKey("certificate", read_text),
     "key": TableKey("key", read_text),
@@ -121,7 +122,7 @@ _MEMBER_TLS: Final[Mapping[str, TableKey]] = {
 }
 _TLS_FILES: Final = ("ca", "certificate", "key", "client_ca")
 """Settings of TLS that are paths."""
-TABLES: Final = ("ejection", "placement", "resources", "scaling", "tls")
+TABLES: Final = ("ejection", "placement", "resources", "rollout", "scaling", "tls")
 """Tables of a pool."""
 
 
@@ -243,9 +244,8 @@ def placement_of(
     )
     if untold and not (values.get("memory") or pool.get("metrics_port")):
         reader.wrong(path, 'it is not known how much memory members have: add memory = "16GiB", or metrics-port')
-    if values.get("key", "").partition("=")[2].startswith("@"):
-        header, _, file = values["key"].partition("=")
-        values["key"] = f"{header}=@{reader.beside(file[1:])}"
+    if "key" in values:
+        values["key"] = reader.key_beside(values["key"])
     return PlacementSettings(**values)
 
 
@@ -272,3 +272,68 @@ def resources_of(reader: TableReader, path: KeyPath, table: object, source: Memb
     if values.get("gpus", 0.0) > 1 and not values["gpus"].is_integer():
         reader.wrong((*path, "gpus"), "must be a whole number, or a fraction of one GPU")
     return ServerResources(custom=amounts, **values)
+
+
+def rollout_of(
+    reader: TableReader, path: KeyPath, table: object, kind: ServerKind, source: MemberSource
+) -> RolloutSettings | None:
+    """Return the rollouts of a pool's models; None if they are not clear."""
+    if not isinstance(table, dict):
+        reader.read(path, table, {})
+        return None
+    reader.refuse_unknown(path, table, (*_ROLLOUT, "models"))
+    values = reader.read(path, {key: table[key] for key in _ROLLOUT if key in table}, _ROLLOUT)
+    models = table.get("models")
+    if kind is not ServerKind.NERITE:
+        reader.wrong(path, f"servers of kind {kind} have no rollouts: remove it, or use servers of kind nerite")
+    if any(flag.startswith("--rollout-state") for flag in source.flags):
+        what = "has --rollout-state, where the state of all servers would be the same: remove it, each has its own"
+        reader.wrong((*path[:-1], "flags"), what)
+    if not isinstance(models, dict) or not models:
+        reader.wrong(path, 'must have a table for each model, as in models.resnet = { from = "1", to = "2" }')
+        return None
+    specs = {}
+    for model, document in models.items():
+        spec, mistakes = read_spec(document)
+        for key, what in mistakes:
+            reader.wrong((*path, "models", model, key), what)
+        if spec is not None:
+            specs[model] = spec
+            for where, what in _obstacles(spec, model, source.models):
+                reader.wrong((*path, "models", model, *where), what)
+    if "unreachable" in values:
+        values["unreachable"] = WhenLost(values["unreachable"])
+    if "key" in values:
+        values["key"] = reader.key_beside(values["key"])
+    return RolloutSettings(specs, **values)
+
+
+def _obstacles(spec: RolloutSpec, model: str, repository: str) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what a rollout cannot have on several servers, and what the model repository, if it is here, does not."""
+    if not spec.baseline:
+        yield ("from",), 'is missing: the same version must be the baseline on all servers, as in from = "1"'
+    if spec.shadow:
+        yield ("shadow",), "has no effect on several servers: write a [shadow] into route.toml beside the model"
+    if all(isinstance(parse_gate(text), LimitGate) for text in spec.gates):
+        yield ("gate",), 'has no gate that compares requests: add one, as in "errors" or "p99"'
+    models = _folders(repository) if repository else None
+    if models is None:
+        return
+    if model not in models:
+        yield (), f"is not in {repository}. There are: {', '.join(models) or 'none'}"
+        return
+    folder = Path(repository, model)
+    if (folder / "rollout.toml").exists():
+        yield (), f"{folder / 'rollout.toml'} asks for a rollout of the model, too: remove one of them"
+    versions = sorted(filter(str.isdecimal, _folders(str(folder)) or ()), key=int)
+    for key, version in (("from", spec.baseline), ("to", spec.to)):
+        if version and version not in versions:
+            yield (key,), f"version {version} is not in {folder}. There are: {', '.join(versions) or 'none'}"
+
+
+def _folders(path: str) -> list[str] | None:
+    """Return the folders in a folder; None if it is not on this machine, or not to be read."""
+    try:
+        return sorted(each.name for each in Path(path).iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError:
+        return None

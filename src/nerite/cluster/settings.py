@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +11,8 @@ from nerite.balancing.member import Member, ServerKind
 from nerite.balancing.model_placement import PlacementPolicy
 from nerite.balancing.policy import PoolPolicy
 from nerite.cluster.kubernetes_names import ScaleTarget, ServiceReference
+from nerite.config.rollout_spec import RolloutSpec, WhenLost
+from nerite.core.durations import duration_text
 
 USUALLY_HELD: Final = 1000
 """Requests that a pool holds by default if its models are placed or it is scaled: the wait has an end."""
@@ -52,6 +54,8 @@ class RouterSettings:
     metrics_port: int = 8002
     policy_file: str = ""
     """Tenants and quotas, as in docs/admission.md."""
+    admin_key: str = ""
+    """``HEADER=VALUE`` or ``HEADER=@FILE``, for what concerns all tenants: their usage and quotas. Empty: anybody."""
     redis: str = ""
     """URL of the Redis server that counts quotas of all routers together."""
     ledger: str = ""
@@ -66,7 +70,7 @@ class RouterSettings:
     """Items under way at most."""
     batch_storage_bytes: int = 10 << 30
     batch_lease: float = 15.0
-    """Time after which other routers run the batches of one that has died."""
+    """Time after which other routers run the batches of one that has failed."""
     max_body: int = 64 << 20
     """Largest body of a request. It is kept until the answer begins."""
     timeout: float = 0.0
@@ -86,6 +90,8 @@ class RouterSettings:
     """Patterns of names under ``/v1``, and the models by which members are chosen for them."""
     exit_timeout: float = 30.0
     """Time for requests in progress to end after SIGTERM."""
+    exit_keepalive: float = 0.0
+    """Time that idle connections over HTTP stay open then; at most half of ``exit_timeout``."""
     access_log: bool = False
 
 
@@ -97,7 +103,7 @@ class MemberSource:
     file: str = ""
     """File with a member on each line; read again when it changes."""
     dns: str = ""
-    """``NAME:PORT``, resolved again and again: each address is a member."""
+    """``NAME:PORT``, resolved repeatedly: each address is a member."""
     kubernetes: ServiceReference | None = None
     """Service of Kubernetes whose endpoints are members."""
     ray: str = ""
@@ -153,6 +159,32 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Table ``[pool.rollout]``: versions that the router rolls out on all members together."""
+
+    models: Mapping[str, RolloutSpec]
+    unreachable: WhenLost = WhenLost.HOLD
+    """What happens while a member cannot be reached."""
+    key: str = ""
+    """``HEADER=VALUE`` or ``HEADER=@FILE``, for members whose repository API is restricted."""
+
+    @property
+    def server_flags(self) -> tuple[str, ...]:
+        """Flags of ``nerite serve`` that have a new server serve the baselines until it receives an order."""
+        return tuple(f"--rollout-baseline={model}={spec.baseline}" for model, spec in self.models.items())
+
+    @property
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yield each model, and for people what is rolled out of it."""
+        for model, spec in self.models.items():
+            steps = ", ".join(f"{step:g}" for step in spec.steps)
+            held = f"each held for {duration_text(spec.hold)} and {spec.requests} requests"
+            end = f"{spec.at_deadline} after {duration_text(spec.deadline)}" if spec.deadline else "no deadline"
+            gates = f"gates {', '.join(spec.gates)}"
+            yield model, f"version {spec.baseline} to {spec.to}, {steps} % of the requests, {held}, {gates}, {end}"
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """A table ``[[pool]]``."""
 
@@ -191,6 +223,7 @@ class PoolSettings:
     placement: PlacementSettings | None = None
     resources: ServerResources | None = None
     """None: a processor for each server."""
+    rollout: RolloutSettings | None = None
 
     @property
     def most_held(self) -> int:

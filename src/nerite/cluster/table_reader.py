@@ -60,6 +60,11 @@ class TableReader:
         """Return a path of the file relative to the directory of the file."""
         return str(self._folder / path)
 
+    def key_beside(self, key: str) -> str:
+        """Return what ``read_key`` has read, with its file relative to the directory of the file."""
+        header, _, value = key.partition("=")
+        return f"{header}=@{self.beside(value[1:])}" if value.startswith("@") else key
+
     def wrong(self, path: KeyPath, what: str) -> None:
         """Note a mistake. ``what`` continues a sentence about the key."""
         line = next(
@@ -90,8 +95,8 @@ def _lines_of_keys(text: str) -> dict[KeyPath, int]:
                 table = (*table, counts[match[2]])
             elif len(table) > 1 and table[0] in counts:
                 table = (table[0], counts[str(table[0])], *table[1:])
-            found.setdefault(table[:1], number)
-            found.setdefault(table, number)
+            for length in range(1, len(table) + 1):
+                found.setdefault(table[:length], number)
         elif match := _ENTRY.match(line):
             found.setdefault((*table, match[1].strip().strip("\"'")), number)
     return found
@@ -112,6 +117,14 @@ def read_text(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
         raise ValueError("must be a non-empty string")
     return value
+
+
+def read_key(value: object) -> str:
+    """Return a header and the value that it must have, or the file with it."""
+    name, equals, key = value.partition("=") if isinstance(value, str) else ("", "", "")
+    if not equals or not HEADER.fullmatch(name) or not key.removeprefix("@") or not key.isprintable():
+        raise ValueError('must be HEADER=VALUE or HEADER=@FILE, as in "X-Admin-Key=@/run/secrets/key"')
+    return str(value)
 
 
 def read_flag(value: object) -> bool:

@@ -471,6 +471,15 @@ def model_alias(text: str) -> dict[str, str]:
     return {pattern: model}
 
 
+@value_kind("model=version")
+def model_baseline(text: str) -> dict[str, str]:
+    """Read the version of a model."""
+    model, _, version = text.rpartition("=")
+    if not model or not re.fullmatch("[1-9][0-9]{0,17}", version):
+        raise BadValue(f"--rollout-baseline option format is '<model>=<version>', such as resnet=1. Got {text}")
+    return {model: version}
+
+
 @value_kind("policy,setting=value")
 def host_policy(text: str) -> tuple[HostPolicy, ...]:
     """Read a setting of a host policy."""

@@ -502,6 +502,10 @@ class ServerOptions:
     exit_timeout_secs: Annotated[int, Flag(
         "exit-timeout-secs", "Seconds that inferences in flight have to finish when the server stops.", COUNT,
         group="Server")] = 30
+    exit_keepalive_secs: Annotated[int, nerite_flag(
+        "exit-keepalive-secs", "Seconds that idle HTTP connections stay open when the server stops, at most half of "
+        "--exit-timeout-secs: a client may be about to send a request on one. Its reply ends the connection. 0 closes "
+        "them after 0.15 s.", COUNT)] = 0
     stay_awake_microseconds: Annotated[int, nerite_flag(
         "stay-awake-microseconds", "Microseconds for which the server and its workers poll for the next message, if it "
         "mostly arrives that soon; 0 is never. Waking up takes longer than a small model, but polling uses a core.",
@@ -532,10 +536,14 @@ class ServerOptions:
     router_key_file: Annotated[str, nerite_flag(
         "router-key-file", "File with keys of routers, one on each line: a router with one of them says which tenant "
         "has sent a request (docs/ledger.md#routers). It is read again when it changes.",
-        default="no router is believed")] = ""
+        default="no router is accepted")] = ""
     rollout_state: Annotated[str, nerite_flag(
         "rollout-state", "Directory in which the state of rollouts outlives the server (docs/rollouts.md).",
         default="nerite/rollouts in the user's state directory")] = ""
+    rollout_baselines: Annotated[Mapping[str, str], nerite_flag(
+        "rollout-baseline", "Version of a model that is served until a rollout of it is known, as in resnet=1 "
+        "(docs/rollout-fleet.md). May be repeated.", flag.model_baseline, last_wins,
+        default="what its version policy selects")] = field(default_factory=dict)
     batches: BatchOptions = BatchOptions()
     openai: OpenAiOptions = field(default_factory=OpenAiOptions)
     http: Annotated[HttpOptions, "HTTP"] = field(default_factory=HttpOptions)

@@ -1,9 +1,9 @@
 """Memoization with bounded memory: byte budgets for all caches that are filled by client input.
 
 Results computed for a head, a header or a message are kept for the next equal one. A *memo* is a dictionary owned by
-the object that uses it, so a hit costs one ``dict.get`` and the memo dies with its owner. Entries are inserted through
-the *budget* of their kind, which bounds the bytes of all memos of that kind together and evicts in order of insertion
-(FIFO). An entry above the budget's limit for a single entry is not kept.
+the object that uses it, so a hit costs one ``dict.get`` and the memo is released with its owner. Entries are inserted
+through the *budget* of their kind, which bounds the bytes of all memos of that kind together and evicts in order of
+insertion (FIFO). An entry above the budget's limit for a single entry is not kept.
 
 All budgets of a process are listed below. Their sum bounds what clients can make a process remember, whatever they
 send. Sizes are estimates that are never below the real ones, see ``headers.py``.

@@ -142,7 +142,7 @@ class Overloaded(Unavailable):
 
 
 class NoIdleRoom(Overloaded):
-    """A request of the idle class was rejected or preempted: others want the room."""
+    """A request of the idle class was rejected or preempted: others need the capacity."""
 
 
 class QuotaExceeded(NeriteError):

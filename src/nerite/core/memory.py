@@ -5,6 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+
+class OwnMemory(NamedTuple):
+    """What a model takes of the memory of the server's own process, in bytes."""
+
+    size: int = 0
+    estimated: bool = False
+    """By the size of its files, because the process has grown by less during the load: it maps files, or used memory
+    again that it had freed."""
+
+    @classmethod
+    def of_load(cls, growth: int, files: int) -> OwnMemory:
+        """Return what a model takes by whose load the process has grown, and that has files of a size."""
+        return cls(max(growth, files), growth < files)
 
 
 def memory_file(size: int = 0, name: str = "nerite") -> int:

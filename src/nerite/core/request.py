@@ -346,8 +346,8 @@ class InferenceRequest:
         """Set by the current holder of the request; called at most once, on the loop's thread."""
         self.on_pause: Callable[[InferenceRequest, bool], None] | None = None
         """Set by a holder that can make the model wait between two responses (backpressure)."""
-        self.queue: Any = None
-        """Priority level that the request is queued in, or None."""
+        self.queue: object | None = None
+        """What the request waits in, for that to recognise its own requests; None once it no longer waits."""
         self.queued_ns = arrived_ns
         """Time at which it was queued there."""
 
@@ -464,6 +464,10 @@ class Caller(NamedTuple):
     """Time from the request's arrival to its deadline. 0: no deadline."""
     retry: bool = False
     """The client marked the request as a retry."""
+    trusted: bool = False
+    """The id of the request is to be believed: a router with a key gave it, or the server itself."""
+    paid: bool = False
+    """Quotas were charged for an earlier attempt."""
 
 
 MIXED: Final = Caller("")

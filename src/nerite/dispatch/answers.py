@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Cancelled, NeriteError
 from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
@@ -65,7 +65,11 @@ class ResponseDispatcher:
         timings: ExecutionTimes | None,
         apart: Sequence[InferenceRequest],
     ) -> None:
-        """Pass on the responses of an executed batch. ``apart`` are its requests that are not finished."""
+        """Pass on the responses of an executed batch. ``apart`` are its requests that are not finished.
+
+        A request to which the model responds that it was cancelled has failed for that reason; with any other error,
+        the execution has succeeded.
+        """
         answered = batch
         if self._progress or None in responses:
             answered, later = self._separate(batch, responses)
@@ -83,6 +87,11 @@ class ResponseDispatcher:
                     self._respond(request, response)
         now = timings.ended_ns if timings is not None and timings.followed else monotonic_ns()
         try:
+            cancelled = _cancelled(batch, responses)
+            if cancelled:
+                self._statistics.cancelled(cancelled, now)
+                answered = [request for request in answered if request not in cancelled]
+                apart = [*apart, *cancelled]
             self._statistics.executed(answered, timings, now, apart)
         except Exception as error:
             report("dispatcher", error, "while a batch was counted")
@@ -146,10 +155,21 @@ class ResponseDispatcher:
                 earlier.respond(answer)
 
 
-# Notification of sinks that are an ``ExecutionObserver``. An exception in one does not affect the others.
+def _cancelled(batch: Batch, responses: Sequence[InferenceResponse | None]) -> Batch:
+    """Return the requests to which a model responds that they were cancelled."""
+    return [
+        request
+        for request, response in zip(batch, responses, strict=True)
+        if response is not None and response.error is not None and isinstance(response.error, Cancelled)
+    ]
 
 
-def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None) -> None:
+# Reports to sinks that are an ``ExecutionObserver``. An exception in one does not affect the others.
+
+
+def report_execution(
+    batch: Batch, responses: Sequence[InferenceResponse | None], timings: ExecutionTimes | None
+) -> None:
     """Report an execution to the observers of a batch. Never raises."""
     if timings is not None:
         timings.requests = len(batch)
@@ -162,7 +182,7 @@ def tell_of_batch(batch: Batch, responses: Sequence[InferenceResponse | None], t
                 report("dispatcher", error, "while a trace was written", request.id)
 
 
-def tell_of_response(request: InferenceRequest, timings: ExecutionTimes | None) -> None:
+def report_response(request: InferenceRequest, timings: ExecutionTimes | None) -> None:
     """Report one of several responses to the observer of a request. Never raises."""
     if isinstance(request.sink, ExecutionObserver):
         try:

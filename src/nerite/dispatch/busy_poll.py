@@ -21,7 +21,7 @@ _DEFAULT_MICROSECONDS = 400
 class BusyPollPolicy:
     """Decides for one waiter whether to poll. Waits of two kinds are tracked separately, because they are unrelated.
 
-    Notified when a wait begins (``rest``) and ends (``stir``), queried in between (``awake``). Times in seconds.
+    Notified when a wait begins (``began``) and ends (``ended``), queried in between (``polls``). Times in seconds.
     """
 
     __slots__ = ("_began", "_kind", "_limit", "_short")
@@ -33,16 +33,16 @@ class BusyPollPolicy:
         self._kind = False
         self._short = {False: False, True: False}
 
-    def rest(self, now: float, kind: bool = False) -> None:
+    def began(self, now: float, kind: bool = False) -> None:
         """Record that a wait begins."""
         self._began = now
         self._kind = kind
 
-    def stir(self, now: float) -> None:
+    def ended(self, now: float) -> None:
         """Record that the wait has ended."""
         self._short[self._kind] = now - self._began < self._limit
 
-    def awake(self, now: float) -> bool:
+    def polls(self, now: float) -> bool:
         """Return whether to poll again instead of sleeping."""
         return self._short[self._kind] and now - self._began < self._limit
 
@@ -62,12 +62,12 @@ def limit_of(microseconds: int, processes: int = 1) -> float:
 class BusyPoll:
     """Keeps the event loop polling for a moment after an event, when more is likely to follow at once. One per loop."""
 
-    __slots__ = ("_awake", "_loop", "_poll_policy", "_work")
+    __slots__ = ("_loop", "_poll_policy", "_polling", "_work")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
         self._loop = loop
         self._poll_policy = BusyPollPolicy(limit)
-        self._awake = False
+        self._polling = False
         self._work = False
         """Work is scheduled for this turn of the loop, so that no other process should run first."""
 
@@ -76,26 +76,26 @@ class BusyPoll:
         self._work = True
         self._loop.call_soon(call)
 
-    def stir(self, working: bool) -> None:
+    def event(self, working: bool) -> None:
         """Record an event; ``working``: the next expected event is a model's result."""
         now = monotonic()
         poll_policy = self._poll_policy
-        poll_policy.stir(now)
-        poll_policy.rest(now, working)
-        if not self._awake and poll_policy.awake(now):
-            self._awake = True
+        poll_policy.ended(now)
+        poll_policy.began(now, working)
+        if not self._polling and poll_policy.polls(now):
+            self._polling = True
             self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
         """Make the loop poll for events again instead of sleeping."""
-        if self._poll_policy.awake(monotonic()):
+        if self._poll_policy.polls(monotonic()):
             if self._work:
                 self._work = False
             else:
                 os.sched_yield()
             self._loop.call_soon(self._poll)
         else:
-            self._awake = False
+            self._polling = False
 
 
 class LoopTimer:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Final
 
 from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.failures import report
 from nerite.core.request import NOBODY, InferenceRequest, with_request_id
 from nerite.core.response import InferenceResponse
-from nerite.dispatch.answers import ResponseDispatcher, tell_of_batch, tell_of_response
+from nerite.dispatch.answers import ResponseDispatcher, report_execution, report_response
 from nerite.dispatch.busy_poll import BusyPoll, LoopTimer
 from nerite.dispatch.deadlocks import break_deadlocks
 from nerite.dispatch.instance_picker import BatchSplit, Leases, unanswered
@@ -26,9 +25,7 @@ from nerite.instances.instance import Batch, Done, ModelInstance, Part
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 from nerite.scheduling.decider import BatchReason
 from nerite.scheduling.load_shedding import LoadShedder
-
-_OVERDUE_NS: Final = 500_000_000
-"""A delay beyond this is a fault, not scheduling jitter."""
+from nerite.scheduling.stall_detectors import QueueStallDetector
 
 
 class Dispatcher:
@@ -38,7 +35,7 @@ class Dispatcher:
     __slots__ = (
         "_admission", "_answers", "_dispatching", "_executed", "_granted", "_instances", "_leases", "_loop",
         "_name", "_on_cancel", "_on_done", "_on_drained", "_on_part", "_picker", "_picker_since_ns", "_poll_again",
-        "_retiring", "_settles", "_soon", "_splits", "_stalled", "_statistics", "_timed", "_timer",
+        "_retiring", "_settles", "_soon", "_splits", "_stall", "_statistics", "_timed", "_timer",
         "_unregistered", "_yielding", "on_lost", "on_usable", "sound",
     )  # fmt: skip
 
@@ -60,12 +57,11 @@ class Dispatcher:
         self._instances: list[ModelInstance] = []
         self._statistics = statistics
         self._loop = loop
-        self._poll_again = busy_poll.stir
+        self._poll_again = busy_poll.event
         self._soon = busy_poll.soon
         self._retiring: dict[ModelInstance, Callable[[ModelInstance], None]] = {}
         """Instances that are being removed, with the callback for when they are."""
-        self._stalled = (-1, 0)
-        """Number of leases when an audit first found requests beside an idle instance, and the time; -1: none found."""
+        self._stall = QueueStallDetector()
         self.sound = True
         """The last audit found nothing to restore."""
         self._leases = Leases() if leases is None else leases
@@ -94,7 +90,7 @@ class Dispatcher:
         self.on_usable: Callable[[], object] = tuple
         """Called when an instance was added or removed, went down, came up, or failed to come up."""
         self.on_lost: Callable[[InferenceRequest], object] = bool
-        """Called with a request that is about to fail because its instance has died, or none can be started."""
+        """Called with a request that is about to fail because its instance is lost, or none can be started."""
         for instance in instances:
             self._adopt(instance)
 
@@ -104,7 +100,7 @@ class Dispatcher:
         return self._picker.size
 
     @property
-    def able(self) -> bool:
+    def makes_progress(self) -> bool:
         """Whether requests make progress: an instance can run them, or none can be started and they are refused."""
         return any(each.usable for each in self._instances) or all(each.failure is not None for each in self._instances)
 
@@ -126,7 +122,7 @@ class Dispatcher:
     @property
     def holds_sequences(self) -> bool:
         """Whether an instance has the state of a sequence that goes on."""
-        return any(self._picker.holds(instance) for instance in self._instances)
+        return any(self._holds_sequence(instance) for instance in tuple(self._instances))
 
     @property
     def settled(self) -> bool:
@@ -206,8 +202,8 @@ class Dispatcher:
 
     def remove(self, instance: ModelInstance, left: Callable[[ModelInstance], None]) -> None:
         """Start no new work on an instance; call ``left`` once it has finished what it has."""
-        self._picker.retire(instance)
         self._retiring[instance] = left
+        self._notify_picker(self._picker.retire, instance)
         self._remove_retired()
 
     def _adopt(self, instance: ModelInstance) -> None:
@@ -217,18 +213,26 @@ class Dispatcher:
         instance.on_usable = self._usable
         instance.on_lost = self._lost
         self._instances.append(instance)
-        if instance.usable:  # a worker may have died right after its start
-            self._picker.add_instance(instance)
+        if instance.usable:  # a worker may have ended right after its start
+            self._notify_picker(self._picker.add_instance, instance)
 
     def _remove_retired(self) -> None:
         """Remove the retiring instances that have nothing left to do."""
-        for instance in [each for each in self._retiring if not each.busy and not self._picker.holds(each)]:
+        for instance in [each for each in tuple(self._retiring) if not each.busy and not self._holds_sequence(each)]:
             self._instances.remove(instance)
-            self._picker.remove_instance(instance)
+            self._notify_picker(self._remove_instance, instance)
             self._retiring.pop(instance)(instance)
             self.on_usable()
         if not self._instances:
             self._fail_unservable()
+
+    def _holds_sequence(self, instance: ModelInstance) -> bool:
+        """Return whether an instance has the state of a sequence that goes on."""
+        try:
+            return self._picker.holds(instance)
+        except Exception as error:
+            self._replace_picker(error)
+            return False
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call ``call`` once nothing waits or runs, at once if that is so now. No more requests come."""
@@ -279,13 +283,13 @@ class Dispatcher:
     def _observed_done(
         self, instance: ModelInstance, batch: Batch, responses: Responses, timings: ExecutionTimes | None
     ) -> None:
-        tell_of_batch(batch, responses, timings)
+        report_execution(batch, responses, timings)
         self._done(instance, batch, responses, timings)
 
     def _observed_part(
         self, request: InferenceRequest, response: InferenceResponse, final: bool, timings: ExecutionTimes | None
     ) -> None:
-        tell_of_response(request, timings)
+        report_response(request, timings)
         self._part(request, response, final, timings)
 
     def _turn(self) -> None:
@@ -452,20 +456,11 @@ class Dispatcher:
         return [f"model '{self._name}': {what}" for what in found]
 
     def _stalls(self) -> bool:
-        """Return whether requests that could have run have waited since the last audit; if so, start them."""
-        picker, now = self._picker, monotonic_ns()
-        wake_at = picker.wake_at()
-        if not picker.size or not picker.idle or (wake_at is not None and wake_at > now - _OVERDUE_NS):
-            self._stalled = (-1, 0)
-            return False
-        started, since = self._stalled
-        if started != self._leases.begun:
-            self._stalled = (self._leases.begun, now)
-            return False
-        if now - since < _OVERDUE_NS:
-            return False
-        self._turn()
-        return self._leases.begun != started
+        """Start requests that could have run and have waited since the last audit; return whether there were any."""
+        picker, begun = self._picker, self._leases.begun
+        if self._stall.check(bool(picker.size and picker.idle), picker.wake_at(), begun, monotonic_ns()):
+            self._turn()
+        return self._leases.begun != begun
 
     def _running(self) -> set[InferenceRequest]:
         """Return the requests of all leased batches, without those that only fill a slot."""

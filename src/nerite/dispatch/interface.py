@@ -135,7 +135,7 @@ class InstancePicker(Protocol):
         """Resume ``request``, whose caller had paused its responses."""
 
     def server_stops(self) -> None:
-        """Prepare for shutdown: few more requests come, and ``expire`` returns those that wait for others in vain."""
+        """Prepare for shutdown: few more requests come, and ``expire`` returns those that wait for more of them."""
 
     def finish(self) -> None:
         """Prepare for the end: no more requests come, and nothing need be kept for any."""

@@ -21,7 +21,7 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import NOBODY, InferenceRequest, RequestedOutput, RequestHeader, with_request_id
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
-from nerite.scheduling.sequence import RequestSequence
+from nerite.scheduling.sequence import KeptState, RequestSequence, StateForm
 
 # Control inputs tell a model which sequence it works on. The server makes them, with one element each.
 
@@ -134,25 +134,6 @@ def _id_control(config: ModelConfig) -> tuple[str, DataType] | None:
 
 SMALL: Final = 4096
 """States up to this many bytes are copied, so as not to retain the whole message or batch that contains them."""
-
-
-class StateForm:
-    """Types and shapes of a model's states between two requests. Interned, mostly."""
-
-    __slots__ = ("specs", "varies")
-
-    def __init__(self, specs: tuple[TensorSpec, ...], *, varies: bool) -> None:
-        self.specs = specs
-        """Specs of the state inputs, in the order of the configuration."""
-        self.varies = varies
-        """Requests may have different forms, which cannot share a batch."""
-
-
-class KeptState(NamedTuple):
-    """The states that a sequence keeps between two requests."""
-
-    form: StateForm
-    data: list[Buffer]
 
 
 class _Split(NamedTuple):
@@ -315,16 +296,14 @@ class SequenceInputs:
         )
         self._headers: Memo[tuple[RequestHeader, int | str, bool, bool, StateForm | None], SequenceHeader] = Memo()
 
-    def attach(
-        self, request: InferenceRequest, sequence: RequestSequence, *, start: bool, end: bool, ready: bool = True
-    ) -> None:
+    def attach(self, request: InferenceRequest, sequence: RequestSequence, *, start: bool, end: bool) -> None:
         """Attach controls and states to a request, whose header and data are the caller's.
 
         The header and data of a request that is to run again must be restored first.
         """
         # A model that works in place must not find its own changes when it gets a request again.
         own = (memoryview(each).toreadonly() for each in request.data) if self._iterative else request.data
-        data = [*own, *self._controls.data(start, end, ready, sequence.id)]
+        data = [*own, *self._controls.data(start, end, True, sequence.id)]
         form = None
         if self._states is not None:
             if start or sequence.state is None:

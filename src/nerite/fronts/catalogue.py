@@ -86,7 +86,7 @@ class CatalogueWriter:
             "running": {version: self._version(record, running) for version, running in record.running.items()},
             "latest": record.latest,
             "on_demand": record.on_demand,
-            "text_model": record.text_model,
+            "text_task": record.text_task,
             "retry_after": record.retry_after,
         }
 
@@ -176,7 +176,7 @@ def follow(catalogue: Catalogue, descriptions: Iterable[Description], core: Core
             version: VersionState(ModelState(state), reason) for version, (state, reason) in each["states"].items()
         }
         record.latest = each["latest"]
-        record.on_demand, record.text_model = each["on_demand"], each["text_model"]
+        record.on_demand, record.text_task = each["on_demand"], each["text_task"]
         record.retry_after = each["retry_after"]
         before = cast(dict[int, FrontVersion], record.running)
         running = {}

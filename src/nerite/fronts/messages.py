@@ -4,7 +4,7 @@ From a front: an inference (CALL) or a request of another kind (RELAY_HTTP, RELA
 what becomes of them (CANCEL, PAUSE, RESUME); connections taken over (ADOPTED) and ended (CLOSED); the state it has
 taken over (ACKNOWLEDGE); and models that its requests wait for (WANTED). From the core: responses (ANSWER), pieces of
 relayed replies (RELAYED), accepted connections (CONNECTION), what all fronts must know (STATE), and models that are
-waited for in vain (NOT_LOADED). START and CONNECTION are preceded by a descriptor.
+waited for and cannot be loaded (NOT_LOADED). START and CONNECTION are preceded by a descriptor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ START: Final = 80  # pickle: options and initial state; preceded by the descript
 STATE: Final = 81  # pickle: number and changes
 ANSWER: Final = 82  # the count is an ``AnswerKind``
 ANSWERS: Final = 88  # last responses with one header (``groups``)
-NOT_LOADED: Final = 89  # JSON: a model that requests wait for in vain, and the error to answer them with
+NOT_LOADED: Final = 89  # JSON: a model that could not be loaded, and the error for the requests that wait for it
 RELAYED: Final = 83  # the count is a ``RelayedPiece``
 CONNECTION: Final = 84  # the count is the number of the port; the body the limit of connections if it is reached, or 0
 DRAIN: Final = 85  # the count is a ``DrainStep``

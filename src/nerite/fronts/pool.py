@@ -33,7 +33,7 @@ from nerite.fronts.shared_state import PROGRAM, FrontStart, SharedState
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.log import log
 from nerite.observability.log_records import LogLevel, LogRecord
-from nerite.scheduling.stall_detectors import ExponentialBackoff
+from nerite.scheduling.backoff import ExponentialBackoff
 from nerite.server import InferenceServer
 from nerite.transports import tcp
 from nerite.transports.access import KeyFile
@@ -51,7 +51,7 @@ _MEASURE_EVERY: Final = 1.0
 _STUCK: Final = 10
 """Number of measurements without an answer after which a front is killed.
 
-Not a time: where all processes of the server stand still for a while, none is stuck."""
+Not a time: while all processes of the server are suspended, none is stuck."""
 _FIGURES_TIMEOUT: Final = 0.5
 _SHORT_LIFE: Final = 2.0
 """Seconds of life of a front from which its successor starts at once."""
@@ -228,8 +228,9 @@ class FrontPool:
         spawn = partial(self._fork_server.spawn, InstanceContext(f"front_{index}"), None, {}, program=PROGRAM)
         try:
             process: ForkedProcess = await self._loop.run_in_executor(self._executor, spawn)
-        except NeriteError as error:
-            log.error(error.message)
+        except Exception as error:
+            failure = error if isinstance(error, NeriteError) else report("channel", error, f"of front {index}")
+            log.error(failure.message)
             self._spawn_later(index)
             return
         if self._stopping:
@@ -302,6 +303,7 @@ class FrontPool:
 
     def _measure(self) -> None:
         """Measure the load of the fronts, have connections moved if it is uneven, and kill fronts that are stuck."""
+        self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
         for each in self.fronts:
             if each is not None:
                 each.measure()
@@ -312,7 +314,6 @@ class FrontPool:
         move = self._balancer.measured(loads, _MEASURE_EVERY)
         if move is not None and (front := self.fronts[move.front]) is not None:
             front.retire(move)
-        self._timers["measure"] = self._loop.call_later(_MEASURE_EVERY, self._measure)
 
     def drain(self, step: DrainStep) -> None:
         """Have all fronts take a step of a graceful shutdown."""
@@ -397,7 +398,11 @@ class FrontPool:
 
     def _settle(self) -> None:
         while self._waiting and self._settled(self._waiting[0][0]):
-            self._waiting.popleft()[1]()
+            _, send = self._waiting.popleft()
+            try:
+                send()
+            except Exception as error:  # the replies behind it wait for nothing else
+                report("channel", error, "while a reply was sent that had waited for the fronts")
 
     # What fronts relay.
 

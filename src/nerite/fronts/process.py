@@ -16,9 +16,10 @@ from typing import Any, cast
 import uvloop
 
 from nerite.admission.policy import AdmissionPolicy
+from nerite.core.background import report_unhandled
 from nerite.core.byte_budget import BUDGETS
 from nerite.core.errors import NeriteError
-from nerite.core.failures import internal_errors, report
+from nerite.core.failures import internal_errors
 from nerite.core.servable_version import ServableVersion
 from nerite.fronts import messages as kinds
 from nerite.fronts.catalogue import Description, FrontVersion, follow
@@ -40,7 +41,7 @@ from nerite.transports.access import AccessKeys, Callers
 from nerite.transports.http.inference_router import InferenceRouter
 from nerite.transports.http.service import HttpService
 from nerite.transports.limits import SharedBytesInFlight, TransportLimits
-from nerite.transports.listeners import IdleCheck, ListenerFactory
+from nerite.transports.listeners import IdleCheck, ListenerFactory, exit_keepalive
 from nerite.transports.ports import TransportListener
 from nerite.transports.tcp import AdoptedPort, tls_context
 from nerite.workers.helper_pool import HelperPool
@@ -84,8 +85,8 @@ class FrontEntry(InferenceEntry[FrontVersion]):
         self.offer_loaded()
 
     @property
-    def loadable(self) -> Iterator[str]:
-        """The language models that are not loaded and that a request would have loaded."""
+    def loadable(self) -> dict[str, str]:
+        """The models of language that are not loaded and that a request would have loaded, and what each does."""
         return loadable_text_models(self._catalogue)
 
 
@@ -121,7 +122,10 @@ class FrontProcess:
         fork_server = ForkServer(self._loop, lambda worker, stream, text: log.worker_line(worker, "INFO", text, stream))
         helpers = HelperPool(fork_server, self._loop, self._foreign_segments, start.helpers)
         self._entry = FrontEntry(self._core, start, helpers)
-        self._bounds = TransportLimits(idle_seconds=options.connections.idle_seconds)
+        self._bounds = TransportLimits(
+            idle_seconds=options.connections.idle_seconds,
+            exit_keepalive=exit_keepalive(options.exit_keepalive_secs, options.exit_timeout_secs),
+        )
         slots = memoryview(mmap.mmap(bytes_file, kinds.BYTES_SLOT * (start.fronts + 1))).cast("Q")
         os.close(bytes_file)
         self._bounds.bytes = SharedBytesInFlight(start.max_bytes, slots, start.index)
@@ -250,18 +254,14 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    message = context.get("message", "")
-    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
-
-
 async def _run(channel: int, descriptors: int) -> None:
-    asyncio.get_running_loop().set_exception_handler(_report_unhandled)
+    asyncio.get_running_loop().set_exception_handler(report_unhandled)
     await FrontProcess(channel, descriptors).serve()
 
 
 def main(channel: int, descriptors: int) -> None:
     """Run a front on its two sockets."""
+    gc.freeze()  # what is imported stays
     install_logging(log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(channel, descriptors))

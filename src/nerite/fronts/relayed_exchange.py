@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from nerite.core.execution_observer import TraceContext
-from nerite.core.request import CancelReason
 from nerite.core.tensor import Buffer
 from nerite.fronts.messages import CHANGING, RelayedPiece, work_name
 from nerite.transports.http import reply, routes
-from nerite.transports.http.handler import HttpHandler, answer_exchange
+from nerite.transports.http.detached_exchange import DetachedExchange
+from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
-from nerite.transports.limits import ByteReservation
-
-if TYPE_CHECKING:
-    from nerite.core.request import InferenceRequest
-    from nerite.core.response import InferenceResponse
-    from nerite.transports.http.handler import HttpWork
 
 
 class ReplyRelay(Protocol):
@@ -36,11 +30,8 @@ class ReplyRelay(Protocol):
         """Remove a relayed request that was answered."""
 
 
-class RelayedExchange:
-    """One relayed HTTP request and its reply; implements ``HttpExchange``."""
-
-    protocol = "HTTP"
-    began_ns = 0
+class RelayedExchange(DetachedExchange):
+    """One relayed HTTP request, whose reply goes to the front piece by piece."""
 
     def __init__(
         self,
@@ -51,29 +42,11 @@ class RelayedExchange:
         secure: bool,
         outer_span: TraceContext | None,
     ) -> None:
+        super().__init__(handler, head)
         self._relay = relay
         self._number = number
-        self.head = head
-        self._handler = handler
         self.secure = secure
         self.outer_span = outer_span
-        self.request: HttpWork | None = None
-        self.writable = True
-        self.gone = False
-        self._reservations: list[ByteReservation] = []
-
-    def run(self, body: memoryview) -> None:
-        """Have the handler answer."""
-        answer_exchange(self._handler, self, body, "in a relayed request")
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Have the handler send the response of an inference; drop it if the client is gone."""
-        if self.request is request:
-            self._handler.answer(self, request, response)
-
-    def hold(self, share: ByteReservation) -> None:
-        """Take over the bytes that were reserved for the exchange."""
-        self._reservations.append(share)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Send the complete reply."""
@@ -92,10 +65,6 @@ class RelayedExchange:
         if not self.gone:
             self._relay.relayed(self._number, RelayedPiece.OPEN, [self._addressed(first), data], self._work_name())
 
-    def send_chunk(self, data: bytes) -> None:
-        """Send one chunk of the reply."""
-        self.send_pieces([data])
-
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
         """Send one large chunk of the reply."""
         if not self.gone:
@@ -106,14 +75,6 @@ class RelayedExchange:
         if not self.gone:
             self._end()
             self._relay.relayed(self._number, RelayedPiece.CLOSE, [])
-
-    def cancel(self, why: CancelReason) -> None:
-        """Cancel the work: the client no longer waits."""
-        self.gone = True
-        request = self.request
-        self._end()
-        if request is not None:
-            request.cancel(why)
 
     def pause(self, paused: bool) -> None:
         """Pause the responses of the work, or resume them."""
@@ -132,10 +93,5 @@ class RelayedExchange:
     def _addressed(self, first: bytes) -> bytes:
         return reply.addressed(first, self.head, last=False)
 
-    def _end(self) -> None:
-        self.request = None
-        self.gone = True
-        for share in self._reservations:
-            share.give_back()
-        self._reservations.clear()
+    def _ended(self) -> None:
         self._relay.ended(self._number)

@@ -35,7 +35,7 @@ class EmbeddedServer:
     def __init__(self, options: ServerOptions) -> None:
         # An embedded server has no log of stalls: what holds the interpreter lock is the program itself.
         self._options = replace(options, stall_seconds=0.0, stay_awake_microseconds=0)
-        self._log = LogLoan(options.log)
+        self._log = LogOverride(options.log)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._process: ServerProcess
@@ -49,7 +49,7 @@ class EmbeddedServer:
         """Start, and return when the models are loaded and the ports are open. Raises ``NeriteError``."""
         if self._thread is not None:
             raise InvalidArgument("this server was started already: create another one")
-        self._log.take()
+        self._log.apply()
         self._thread = threading.Thread(target=self._run, name="nerite", daemon=True)
         self._thread.start()
         self._began.result()
@@ -60,7 +60,7 @@ class EmbeddedServer:
             self._loop.call_soon_threadsafe(self._process.request_stop)
         if self._thread is not None:
             self._thread.join()
-        self._log.give_back()
+        self._log.restore()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine of the server on its loop; return its result. Raises ``Unavailable`` if it does not run."""
@@ -115,29 +115,29 @@ class EmbeddedServer:
         return call
 
 
-class LogLoan:
+class LogOverride:
     """The settings of an embedded server for the process's only log; the last server to stop restores the program's."""
 
-    _taken: ClassVar[list[LogLoan]] = []
+    _applied: ClassVar[list[LogOverride]] = []
     _before: ClassVar[LogOptions]
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """Apply the settings. Raises ``OSError`` if the log file cannot be opened."""
         before = log.options
         log.configure(self._options)
-        if not LogLoan._taken:
-            LogLoan._before = before
-        LogLoan._taken.append(self)
+        if not LogOverride._applied:
+            LogOverride._before = before
+        LogOverride._applied.append(self)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the settings of the program, unless another server has some. Idempotent."""
-        if self in LogLoan._taken:
-            LogLoan._taken.remove(self)
-            if not LogLoan._taken:
-                log.configure(LogLoan._before)
+        if self in LogOverride._applied:
+            LogOverride._applied.remove(self)
+            if not LogOverride._applied:
+                log.configure(LogOverride._before)
 
 
 class InferenceCall:
@@ -207,9 +207,7 @@ class InferenceCall:
             final = False
             while not final:
                 response, final = self.next(timeout)
-                if response.error is not None:
-                    raise response.error
-                if not response.empty:
+                if _has_outputs(response):
                     yield response
         finally:
             self.cancel()
@@ -220,12 +218,17 @@ class InferenceCall:
             final = False
             while not final:
                 response, final = await self.next_async()
-                if response.error is not None:
-                    raise response.error
-                if not response.empty:
+                if _has_outputs(response):
                     yield response
         finally:
             self.cancel()
+
+
+def _has_outputs(response: InferenceResponse) -> bool:
+    """Return whether a response has outputs. Raises its error."""
+    if response.error is not None:
+        raise response.error
+    return not response.empty
 
 
 def only(responses: list[InferenceResponse]) -> InferenceResponse:

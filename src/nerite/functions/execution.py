@@ -208,7 +208,7 @@ class FunctionModel:
         return answers
 
     def _stream(self, request: pb.InferenceRequest, arrays: dict[str, Array]) -> None:
-        """Send what a generator yields, until it ends or nobody waits."""
+        """Send what a generator yields, until it ends or its client is gone."""
         sender = request.get_response_sender()
         try:
             arguments, _, sizes = self._arguments([(0, request, arrays)])

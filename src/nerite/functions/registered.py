@@ -9,7 +9,7 @@ from typing import Any, Final
 from nerite.core.errors import NotFound
 from nerite.functions.execution import FunctionModel, model_class_of
 from nerite.functions.function_source import FunctionSource
-from nerite.functions.source import functions_of, import_program
+from nerite.functions.program_import import functions_of, import_program
 
 _classes: Final[dict[str, type]] = {}
 _numbers: Final = itertools.count(1)

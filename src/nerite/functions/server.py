@@ -27,7 +27,7 @@ from nerite.core.tensor import Array, Buffer, TensorSpec, buffer_of, encode_byte
 from nerite.functions.annotations import FunctionMistake
 from nerite.functions.embedded import EmbeddedServer, InferenceCall, only
 from nerite.functions.execution import model_class_of
-from nerite.functions.folder import write_registered
+from nerite.functions.model_directory import write_registered
 from nerite.functions.model_function import ModelFunction
 from nerite.functions.registered import register, unregister
 from nerite.functions.signature import ValueForm

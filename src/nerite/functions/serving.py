@@ -18,12 +18,12 @@ from nerite.cli.command_line import run as run_command
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.functions.annotations import FunctionMistake
 from nerite.functions.execution import model_class_of
-from nerite.functions.folder import write_imported, write_in_process_of_its_own, write_registered
 from nerite.functions.function_source import FunctionSource, files_beside
+from nerite.functions.model_directory import write_imported, write_in_subprocess, write_registered
 from nerite.functions.model_function import ModelFunction
+from nerite.functions.program_import import EndOfImport, is_importing, source_of
 from nerite.functions.registered import register
 from nerite.functions.server import flags_of
-from nerite.functions.source import ServingIsOver, is_importing, source_of
 from nerite.sources.serving import named_models
 
 _RELOAD: Final = "--reload"
@@ -40,7 +40,7 @@ def serve(*models: ModelFunction[..., Any] | str | Path, reload: bool = False, *
     Raises ``FunctionMistake``; ``SystemExit`` if the server cannot start.
     """
     if is_importing():
-        raise ServingIsOver
+        raise EndOfImport
     if not models:
         raise FunctionMistake("nerite.serve() needs a function, as in nerite.serve(double)")
     _check_no_loop()
@@ -90,7 +90,7 @@ def _run_functions(arguments: Sequence[str]) -> int:
             found = [
                 source._replace(place=str(source.path)) if source.is_file else source
                 for source in sources.values()
-                if write_in_process_of_its_own(source, folder)
+                if write_in_subprocess(source, folder)
             ]
         except NeriteError as error:
             complain("nerite serve", error.message)
@@ -162,7 +162,7 @@ class SourceWatch:
                     continue
                 self._seen[source] = now
                 try:
-                    write_in_process_of_its_own(source, self._folder)
+                    write_in_subprocess(source, self._folder)
                 except (NeriteError, OSError) as error:
                     print(f"nerite: not reloaded, and served as before: {error}", file=sys.stderr, flush=True)
 

@@ -41,6 +41,7 @@ class Inflow(Outgoing):
         "_floods",
         "_last_stream_id",
         "_limits",
+        "_max_frame_size",
         "_now",
         "_processed_stream_id",
         "_return_at",
@@ -54,6 +55,7 @@ class Inflow(Outgoing):
         super().__init__(handler)
         self._data_received = handler.data_received
         self._limits = limits
+        self._max_frame_size = limits.max_frame_size
         self._now = now
         self._floods = FloodDetector(limits, now)
 
@@ -255,7 +257,7 @@ class Incoming(Inflow):
                 if self._expected == NOTHING:
                     return
                 self._check_expected(word & 0xFF, stream_id)
-            if word >> 8 > self._limits.max_frame_size:
+            if word >> 8 > self._max_frame_size:
                 raise ProtocolError(Http2ErrorCode.FRAME_SIZE_ERROR, OVERSIZED)
             position = self._take_frame(data, position, word & 0xFF, flags, stream_id, word >> 8)
         if position < size:

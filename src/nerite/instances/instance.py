@@ -50,7 +50,7 @@ class ModelInstance(Protocol):
     called whenever that changes, and when an attempt to restart it failed. ``failure`` is the error of the last such
     attempt, None if it succeeded. ``restarts`` counts the successful ones.
 
-    ``on_lost`` is called with requests that are about to be answered with an error, because their worker has died.
+    ``on_lost`` is called with requests that are about to be answered with an error, because their worker is lost.
 
     With ``traced`` the model gets the trace contexts of its requests.
 

@@ -34,10 +34,10 @@ _LN2: Final = math.log(2.0)
 _RISKS: Final = np.geomspace(1 / 100, 100, 281)
 
 
-def log_mean(values: Array, axis: int = -1) -> Array:
-    """Return the logarithm of the mean of what ``values`` are logarithms of."""
-    top = np.maximum.reduce(values, axis, keepdims=True)
-    mean: Array = np.log(np.add.reduce(np.exp(values - top), axis) / values.shape[axis]) + np.squeeze(top, axis)
+def log_mean(values: Array) -> Array:
+    """Return the logarithm of the mean, over the last axis, of what ``values`` are logarithms of."""
+    top = np.maximum.reduce(values, -1, keepdims=True)
+    mean: Array = np.log(np.add.reduce(np.exp(values - top), -1) / values.shape[-1]) + np.squeeze(top, -1)
     return mean
 
 

@@ -189,12 +189,3 @@ def _limit_gate(text: str, name: str, operator: str, plus: str, number: str, uni
     if plus or (unit != "%" if name == "kv_headroom" else unit):
         raise GateError(text, "kv_headroom is a percentage" if name == "kv_headroom" else "restarts is a number")
     return LimitGate(text, name, name == "kv_headroom", value / 100 if unit else value)
-
-
-def parse_gates(texts: list[str] | tuple[str, ...]) -> tuple[Gate, ...]:
-    """Read gates; of equal ones there may be only one."""
-    gates = tuple(parse_gate(text) for text in texts)
-    for index, gate in enumerate(gates):
-        if gate.text in (other.text for other in gates[:index]):
-            raise GateError(gate.text, "given twice")
-    return gates

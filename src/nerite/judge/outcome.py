@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 ENDS: Final = ("", "error", "timeout", "refused", "cancelled")
 """Values of ``Outcome.error``."""
-_PROMPT_CLASSES: Final = ((256, "<256"), (1024, "<1k"), (4096, "<4k"), (16384, "<16k"))
 
 
 class Stratum(NamedTuple):
@@ -42,16 +41,6 @@ class Stratum(NamedTuple):
 def token_stratum(prompt_class: str, cached_class: str, tenant: str, stream: bool) -> Stratum:
     """Return the one object for these classes."""
     return Stratum(prompt_class, cached_class, tenant, stream)
-
-
-def stratum_of(prompt_tokens: int, cached_tokens: int = 0, tenant: str = "", stream: bool = False) -> Stratum:
-    """Return the stratum of a request to a language model; 0 prompt tokens: a request with tensors."""
-    prompt = cached = ""
-    if prompt_tokens > 0:
-        prompt = next((name for limit, name in _PROMPT_CLASSES if prompt_tokens < limit), ">=16k")
-        share = cached_tokens / prompt_tokens
-        cached = "none" if share < 0.1 else "part" if share < 0.7 else "most"
-    return token_stratum(prompt, cached, tenant, stream)
 
 
 class Outcome(NamedTuple):

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.kubernetes.api_client import ApiClient, KubernetesError
 from nerite.observability.log import log
+from nerite.scheduling.backoff import ExponentialBackoff, jittered
 
 _PAGE: Final = 500
 """Objects of one page of a list."""
@@ -112,7 +113,7 @@ class ObjectWatch:
         self._selector = selector
         self._changed = changed
         self._watched = WatchedObjects()
-        self._failures = 0
+        self._backoff = ExponentialBackoff(_FIRST_DELAY, _LONGEST_DELAY, at_once=False)
 
     async def list(self) -> None:
         """List the objects. Raises ``NeriteError`` if that fails; the last objects stay."""
@@ -138,7 +139,7 @@ class ObjectWatch:
         self._changed(self._watched.objects)
 
     async def run(self) -> None:
-        """Follow the objects, for ever."""
+        """Follow the objects until it is cancelled."""
         while True:
             try:
                 if not self._watched.version:
@@ -146,12 +147,10 @@ class ObjectWatch:
                 began = monotonic()
                 await self._watch()
                 if monotonic() - began < _SHORT:
-                    self._failures += 1
                     await asyncio.sleep(self._delay())
                 else:
-                    self._failures = 0
+                    self._backoff.succeeded()
             except NeriteError as error:
-                self._failures += 1
                 if isinstance(error, KubernetesError) and error.status in (404, 410):
                     self._watched.expire()
                 else:
@@ -175,5 +174,5 @@ class ObjectWatch:
                     return
 
     def _delay(self) -> float:
-        longest: float = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._failures - 1, 10))
-        return longest * random.uniform(0.5, 1.0)
+        """Note a failure; return the seconds until the next attempt, which are not the same for all replicas."""
+        return jittered(self._backoff.failed(monotonic()))

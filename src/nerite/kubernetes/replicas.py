@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from time import monotonic
 from typing import Final
 
 from nerite.cluster.kubernetes_names import ScaleTarget
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.kubernetes.api_client import ApiClient
 from nerite.observability.log import log
+from nerite.scheduling.backoff import ExponentialBackoff, jittered
 
 _FIRST_DELAY: Final = 0.5
 _LONGEST_DELAY: Final = 30.0
@@ -48,18 +49,17 @@ class ReplicaActuator:
             self._changed.set()
 
     async def run(self) -> None:
-        """Scale the workload as wanted, for ever. What fails is tried again; only the last number counts."""
-        failures = 0
+        """Scale the workload as wanted until it is cancelled. What fails is retried; only the last number counts."""
+        backoff = ExponentialBackoff(_FIRST_DELAY, _LONGEST_DELAY, at_once=False)
         while True:
             delay = _CHECK_SECONDS
             self._changed.clear()
             if self._wanted is not None:
                 try:
                     await self._apply(self._wanted)
-                    failures = 0
+                    backoff.succeeded()
                 except NeriteError as error:
-                    failures += 1
-                    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0)
+                    delay = jittered(backoff.failed(monotonic()))
                     log.warning(f"{self.target} is not scaled to {self._wanted}: {error.message}")
             await self._wait(delay)
 

@@ -35,9 +35,9 @@ class Month:
         """Read ``YYYY-MM``. Raises ``InvalidArgument``."""
         try:
             first = date.fromisoformat(f"{text}-01")
-        except ValueError:
+            return cls(first, (first + timedelta(32)).replace(day=1))
+        except (ValueError, OverflowError):  # the last month that there is has no end
             raise InvalidArgument(f"'{text}' is no month: write YYYY-MM, such as 2026-11") from None
-        return cls(first, (first + timedelta(32)).replace(day=1))
 
     @property
     def times(self) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The ledger of a server: collects the rows of all meters, and writes them once a second, in the database's thread.
 
 Rows and the times of instances are written together, as they were at one moment, so that the tables add up whenever the
-server dies. What cannot be written is kept; when too many rows wait, they are summed up, and no amount is lost.
+server is killed. What cannot be written is kept; when too many rows wait, they are summed up, and no amount is lost.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ PERIOD: Final = 1.0
 """Seconds between two writes: what a crash of the server may lose."""
 MAX_ROWS: Final = 10_000
 """Rows that may wait before they are summed up: as many as take a tenth of a processor, if they come every second."""
+_ITEMS: Final = 10
+"""Rows of items of batches that may wait, for each of other requests: summed up, they are not charged."""
 _log = logging.getLogger("nerite.ledger")
 
 
@@ -44,7 +46,9 @@ class _Unwritten(NamedTuple):
     def rows_to_write(self, max_rows: int) -> list[LedgerRow]:
         """Return the rows, with so many of requests that are over by themselves."""
         rows = self.rows
-        return [*self.singles, *(rows if len(rows) <= max_rows else [*rows[:max_rows], *summed(rows[max_rows:])])]
+        if len(rows) > max_rows:
+            rows = [*rows[:max_rows], *summed(rows[max_rows:], _ITEMS * max_rows)]
+        return [*self.singles, *rows]
 
 
 class Ledger:
@@ -69,6 +73,8 @@ class Ledger:
         self._server = socket.gethostname()
         self._writing = asyncio.Lock()
         self._failing = False
+        self._kept_rows = 0
+        """Rows that could not be summed up, of those that wait."""
         self.written_rows = 0
         self.summed_rows = 0
         """Rows that were added to others."""
@@ -152,16 +158,18 @@ class Ledger:
     def _bound(self) -> None:
         """Sum up what waits for a database that does not answer."""
         rows = self._rows
-        if len(rows) > self._max_rows:
-            sums = summed(rows)
+        if len(rows) - self._kept_rows > self._max_rows:
+            sums = summed(rows, _ITEMS * self._max_rows)
             self.summed_rows += len(rows) - len(sums)
             rows[:] = sums
+            self._kept_rows = len(rows)
 
     def _collect(self) -> _Unwritten:
         now = time.monotonic_ns()
         rows, last = self._rows[:], self._last_rows[:]
         self._rows.clear()
         self._last_rows.clear()
+        self._kept_rows = 0
         running = [row for meter in self._meters for row in meter.running_rows(now)]
         times = [each for meter in self._meters for each in meter.times(now)]
         self._unaccounted_ns += sum(meter.unaccounted_ns for meter in self._meters if meter.over)

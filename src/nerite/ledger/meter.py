@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError, NoIdleRoom
 from nerite.core.execution_observer import ExecutionTimes, ForwardingSink, request_id_of
+from nerite.core.item_attempt import item_of
 from nerite.core.model_calls import first_of
 from nerite.core.request import Caller, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
@@ -334,8 +335,11 @@ class VersionMeter:
             )
         wall = self._wall_ns
         times = (request.arrived_ns + wall) / 1e9, (now + wall) / 1e9
+        request_id = account.request_id
+        if request.caused or (request_id and item_of(request_id)):
+            request_id = _id_of_item(account)
         # Not by their constructors, which take several times as long.
-        return _new_tuple(LedgerRow, (number, *times, key, _new_tuple(Amounts, used), account.request_id))
+        return _new_tuple(LedgerRow, (number, *times, key, _new_tuple(Amounts, used), request_id))
 
     def _key(self, request: InferenceRequest, ending: Ending) -> RowKey:
         header = request.header
@@ -390,3 +394,20 @@ class VersionMeter:
 
     def _reading(self, instance: ModelInstance, clock: InstanceClock) -> InstanceTime:
         return clock.reading(self.model, self.version, instance.name, self._session.wall_ns)
+
+
+def _id_of_item(account: RequestAccount) -> str:
+    """Return the request id of an item of a batch, or of the one that has caused a request; empty for all others.
+
+    It is believed only if the caller is trusted, because items that are repeated are not charged.
+    """
+    first = first_of(account.request)
+    caller = first.header.caller
+    if caller is None or not caller.trusted:
+        return ""
+    if first is account.request:
+        return account.request_id
+    sink: object = first.sink
+    while sink is not None and not isinstance(sink, RequestAccount):
+        sink = getattr(sink, "behind", None)
+    return sink.request_id if sink is not None and item_of(sink.request_id) else ""

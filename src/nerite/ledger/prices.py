@@ -116,7 +116,7 @@ def parse_prices(text: str, file: str) -> PriceList:
     if double is not None:
         raise InvalidArgument(f"{where} has two prices of model '{double[0]}' from {double[1]} on: remove one")
     charged = whole.get("charged", list(CHARGED))
-    endings = [str(ending) for ending in Ending]
+    endings = [str(ending) for ending in Ending if ending is not Ending.REPEATED]
     if not isinstance(charged, list) or not {*map(str, charged)} <= {*endings}:
         raise InvalidArgument(f"{where}: 'charged' must be a list of: {', '.join(endings)}")
     return PriceList(_text(whole, "currency", "EUR", where), prices, charged, _text(whole, "provider", "Nerite", where))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from nerite.core.item_attempt import item_of
 
 SECOND: Final = 1_000_000_000
 
@@ -24,9 +26,20 @@ class Ending(enum.StrEnum):
     REFUSED = "refused"
     """It was not executed: over a quota, a full queue, or a mistake in the request."""
     PREEMPTED = "preempted"
-    """It was of the class idle, and was stopped for others: whoever sends it again does not pay twice."""
+    """It was of the class idle, and was stopped for others. It is not charged, so that a retry is paid once.
+
+    Also an item of a batch that was stopped, for whatever reason: it runs again, or its answer is discarded.
+    """
+    REPEATED = "repeated"
+    """It was answered, but was an attempt at an item of a batch that was charged for another attempt."""
     RUNNING = "running"
     """It was not over when the row was written; after a crash of the server it stays so."""
+
+
+ANSWERS: Final = frozenset((Ending.ANSWERED, Ending.CACHED, Ending.JOINED))
+"""Endings of requests that got an answer."""
+_UNCHARGED: Final[dict[str, str]] = {**dict.fromkeys(ANSWERS, Ending.REPEATED), Ending.CANCELLED: Ending.PREEMPTED}
+"""Endings of items that are not charged, by the endings that they would have."""
 
 
 class Origin(enum.StrEnum):
@@ -112,18 +125,53 @@ class LedgerRow(NamedTuple):
     key: RowKey
     amounts: Amounts
     request_id: str = ""
-    """That of a router, in its own row and in those of servers; empty without one, and in sums."""
+    """That of a router, in its own row and in those of servers; empty without one, and in sums.
+
+    That of an attempt at an item of a batch is also in the rows of what the item causes.
+    """
+
+    @property
+    def item(self) -> str:
+        """What of an item of a batch the row is for, if it may be charged; empty for any other row."""
+        if not self.request_id or self.key.source == Source.COPY:
+            return ""
+        item = item_of(self.request_id)
+        return item and f"{item} {self.key.route or self.key.model}"
 
 
-def summed(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """Return one row for each key and UTC day: no amount is lost, only the single requests.
+def charged_once(rows: Sequence[LedgerRow], holders: Mapping[str, str]) -> list[LedgerRow]:
+    """Return rows of one session, with other endings where they are not charged.
 
-    Each has the number of the last row that it contains.
+    ``holders`` has for each item of a batch the request id of the attempt that is charged; empty: one of another
+    session.
+    """
+    found = []
+    for row in rows:
+        item = row.item if row.request_id else ""
+        if item and (row.key.ending == Ending.CANCELLED or holders.get(item, row.request_id) != row.request_id):
+            ending = _UNCHARGED.get(row.key.ending, row.key.ending)
+            row = row._replace(key=row.key._replace(ending=ending))
+        found.append(row)
+    return found
+
+
+def summed(rows: Iterable[LedgerRow], most_items: int = 0) -> list[LedgerRow]:
+    """Return one row for each key and UTC day: no amount is lost, only the single requests. Items of batches stay.
+
+    Each sum has the number of the last row that it contains. Answered items beyond ``most_items`` are summed up as
+    repeated, because sums do not show whether they are.
     """
     groups: dict[tuple[int, RowKey], list[LedgerRow]] = {}
+    items: list[LedgerRow] = []
     for row in rows:
-        groups.setdefault((int(row.ended // 86400), row.key), []).append(row)
-    return [
+        key = row.key
+        if row.request_id and row.item:
+            if len(items) < most_items:
+                items.append(row)
+                continue
+            key = key._replace(ending=_UNCHARGED.get(key.ending, key.ending))
+        groups.setdefault((int(row.ended // 86400), key), []).append(row)
+    return items + [
         LedgerRow(
             group[-1].number,
             min([row.started for row in group]),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nerite.ledger.instance_clock import InstanceTime
-from nerite.ledger.row import Amounts, Ending, LedgerRow, Source
+from nerite.ledger.row import ANSWERS, Amounts, Ending, LedgerRow, Source, charged_once
 from nerite.storage.database import Transaction
 
 _FIRST_KEY: Final = ("tenant", "model", "version", "route", "arm", "class", "origin", "ending")
@@ -23,6 +23,8 @@ _AMOUNTS: Final = (*_FIRST_COUNTS, *_TIMES, "attempts")
 _TIMES_BEGIN: Final = len(_FIRST_COUNTS)
 _TIMES_END: Final = _TIMES_BEGIN + len(_TIMES)
 _ROW: Final = ("session", "number", "day", "started", "ended", *_KEY, *_AMOUNTS, "request_id")
+LONGEST_BATCH_DAYS: Final = 31
+"""Days after which no item of a batch runs again."""
 _SUMS: Final = ", ".join(f"SUM({column})" for column in _AMOUNTS)
 
 
@@ -48,6 +50,9 @@ _MIGRATIONS: Final = (
     "ALTER TABLE ledger_rows ADD COLUMN attempts BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE ledger_rows ADD COLUMN request_id TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX ledger_rows_request ON ledger_rows (request_id) WHERE request_id <> ''",
+    """CREATE TABLE ledger_items (
+        item TEXT PRIMARY KEY, session BIGINT NOT NULL, request_id TEXT NOT NULL, ended DOUBLE PRECISION NOT NULL)""",
+    "CREATE INDEX ledger_items_ended ON ledger_items (ended)",
 )
 
 
@@ -80,7 +85,13 @@ _INSERT_TIME: Final = (
 def write(
     transaction: Transaction, session: int, server: str, rows: Iterable[LedgerRow], times: Iterable[InstanceTime]
 ) -> None:
-    """Write rows and times; those that are there already are replaced."""
+    """Write rows and times; those that are there already are replaced.
+
+    Of several attempts at an item of a batch, the one whose answer is written first is charged.
+    """
+    rows = list(rows)
+    if any(row.request_id for row in rows):
+        rows = charged_once(rows, _holders(transaction, session, rows))
     values = [_values(session, row) for row in rows]
     whole = len(values) - len(values) % _ROWS_AT_ONCE
     for start in range(0, whole, _ROWS_AT_ONCE):
@@ -93,6 +104,25 @@ def write(
             for number, model, version, instance, day, since, until, idle_ns, used_ns in times
         ],
     )
+
+
+def _holders(transaction: Transaction, session: int, rows: Iterable[LedgerRow]) -> dict[str, str]:
+    """Charge each item of a batch for its first answer, unless it is charged; return the attempts that are charged."""
+    firsts: dict[str, LedgerRow] = {}
+    for row in rows:
+        if row.key.ending in ANSWERS and row.request_id and (item := row.item):
+            firsts.setdefault(item, row)
+    items = sorted(firsts)  # two servers that charge the same items do not wait for each other
+    transaction.execute_many(
+        "INSERT INTO ledger_items (item, session, request_id, ended) VALUES (?, ?, ?, ?) ON CONFLICT (item) DO NOTHING",
+        [(item, session, firsts[item].request_id, firsts[item].ended) for item in items],
+    )
+    holders: dict[str, str] = {}
+    for start in range(0, len(items), _ROWS_AT_ONCE):
+        some = items[start : start + _ROWS_AT_ONCE]
+        statement = f"SELECT item, session, request_id FROM ledger_items WHERE item IN ({', '.join('?' * len(some))})"
+        holders |= {item: name if by == session else "" for item, by, name in transaction.rows(statement, some)}
+    return holders
 
 
 def _values(session: int, row: LedgerRow) -> tuple[object, ...]:
@@ -130,14 +160,17 @@ def sums(
     """Return sums of the rows that ended from ``start`` until before ``end`` (Unix times).
 
     ``group_by``: columns of ``GROUPS``. ``where``: values that columns may have. Of a request of which both a router
-    and a server have a row, that of the server counts, unless one of them names ``source``.
+    and a server have a row, that of the server counts, unless one of them names ``source``; of attempts at an item of
+    a batch, those that are repeated do not, unless one of them names ``ending``.
     """
-    assert {*group_by, *(where or ())} <= {*GROUPS}
+    named = {*group_by, *(where or ())}
+    assert named <= {*GROUPS}
     conditions, values = ["ended >= ?", "ended < ?"], [start, end]
     parameters: list[object] = [*values]
-    if "source" not in {*group_by, *(where or ())}:
-        conditions.append("source <> ?")
-        parameters.append(str(Source.COPY))
+    for column, left_out in (("source", Source.COPY), ("ending", Ending.REPEATED)):
+        if column not in named:
+            conditions.append(f"{column} <> ?")
+            parameters.append(str(left_out))
     if where is not None and not all(where.values()):
         return []
     for column, allowed in (where or {}).items():
@@ -164,7 +197,9 @@ def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int
     """Replace rows of a day before ``before_day`` that have one key by their sum; return how many became how many.
 
     The sums become rows of ``session``, which must be new. Rows of running requests stay, because they are replaced.
+    Which items of batches were charged is forgotten of those that cannot run again.
     """
+    transaction.execute("DELETE FROM ledger_items WHERE ended < ?", [(before_day - LONGEST_BATCH_DAYS) * 86400])
     which = "FROM ledger_rows WHERE day < ? AND ending <> ?"
     parameters = [before_day, str(Ending.RUNNING)]
     keys = ", ".join(GROUPS)

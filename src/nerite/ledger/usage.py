@@ -18,6 +18,8 @@ from nerite.storage.database import Transaction
 MAX_GROUPS: Final = 10_000
 """Groups of one report."""
 _PARAMETERS: Final = ("start", "end", "group_by")
+_MOST_DIGITS: Final = 12
+"""Of Unix seconds: a time within thirty thousand years."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _groups(values: Sequence[str], *, own: bool) -> tuple[str, ...]:
 def read_time(name: str, text: str) -> float:
     """Return a time as Unix time: a date or time of ISO 8601, in UTC if it names no zone, or Unix seconds."""
     try:
-        if text.isascii() and text.isdecimal():
+        if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
             return float(text)
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -4,7 +4,3 @@ Path of a request: ``request`` parses its tensors and sampling parameters; the `
 ``streaming`` turns the output of each step into responses. Tensors and error texts are those of Triton's vLLM backend
 (``backend``). Each engine has a module or package of its own.
 """
-
-from nerite.llm.backend import LlmBackend, TensorRtLlmBackend, VllmBackend
-
-__all__ = ["LlmBackend", "TensorRtLlmBackend", "VllmBackend"]

@@ -17,14 +17,13 @@ from nerite.core.response import InferenceResponse
 from nerite.llm import checkpoint, selection
 from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
-from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener
+from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener, SleepingEngine
 from nerite.llm.image_generation import ImageGenerationInstance
 from nerite.llm.request import LlmCall, read_call
-from nerite.llm.selection import VLLM, EngineModule, ReaderModule
-from nerite.llm.speech_synthesis import SpeechInstance
+from nerite.llm.selection import VLLM, EngineModule, PipelineModule
+from nerite.llm.speech import SpeechInstance, TranscriptionInstance
 from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
-from nerite.llm.transcription import TranscriptionInstance
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
 
@@ -254,18 +253,8 @@ class LlmModel:
         """Create an instance and load its engine. Raises ``NeriteError``."""
         task = checkpoint.task_of(self._context)
         if task != checkpoint.GENERATE:
-            readers = cast(ReaderModule, self._engines)  # only such an engine is chosen for these tasks
-            if task == checkpoint.EMBED:
-                return EmbeddingInstance(self._context, readers.embedder(self._context, context))
-            if task == checkpoint.CLASSIFY:
-                return ClassificationInstance(self._context, readers.classifier(self._context, context))
-            if task == checkpoint.TRANSCRIBE:
-                return TranscriptionInstance(self._context, readers.transcriber(self._context, context))
-            if task == checkpoint.TEXT_TO_IMAGE:
-                return ImageGenerationInstance(self._context, readers.image_generator(self._context, context))
-            if task == checkpoint.TEXT_TO_SPEECH:
-                return SpeechInstance(self._context, readers.synthesizer(self._context, context))
-            return RerankingInstance(self._context, readers.reranker(self._context, context))
+            pipelines = cast(PipelineModule, self._engines)  # only such an engine is chosen for these tasks
+            return _pipeline_instance(task, pipelines, self._context, context)
         engine = self._engines.engine(self._context, context)
         step = StepReport(context.reporter, _step_timeout(self._context))
         engine.start(step.over, context.reporter.give_up)
@@ -276,6 +265,25 @@ class LlmModel:
 
     def close(self) -> None:
         """Do nothing: each engine is stopped by its instance."""
+
+
+def _pipeline_instance(
+    task: str, pipelines: PipelineModule, model: ModelContext, instance: InstanceContext
+) -> Instance:
+    """Return an instance of a model that is run by a pipeline. Loads it. Raises ``NeriteError``."""
+    match task:
+        case checkpoint.EMBED:
+            return EmbeddingInstance(model, pipelines.embedder(model, instance))
+        case checkpoint.CLASSIFY:
+            return ClassificationInstance(model, pipelines.classifier(model, instance))
+        case checkpoint.TRANSCRIBE:
+            return TranscriptionInstance(model, pipelines.transcriber(model, instance))
+        case checkpoint.TEXT_TO_IMAGE:
+            return ImageGenerationInstance(model, pipelines.image_generator(model, instance))
+        case checkpoint.TEXT_TO_SPEECH:
+            return SpeechInstance(model, pipelines.synthesizer(model, instance))
+        case _:
+            return RerankingInstance(model, pipelines.reranker(model, instance))
 
 
 class LlmInstance:
@@ -319,6 +327,24 @@ class LlmInstance:
                 f"the engine {self._engine.capabilities().engine} has the LoRA adapter that its model was loaded with, "
                 "and no other: name it in multi_lora.json, and load the model again"
             )
+        return self._engine
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether the engine gives the memory of its GPUs back while it has no requests."""
+        return self._engine.capabilities().sleeps
+
+    def sleep(self) -> None:
+        """Have the engine sleep. Raises ``NeriteError``."""
+        self._sleeper().sleep()
+
+    def wake(self) -> None:
+        """Have the engine take requests again. Raises ``NeriteError``."""
+        self._sleeper().wake()
+
+    def _sleeper(self) -> SleepingEngine:
+        if not isinstance(self._engine, SleepingEngine):
+            raise Unsupported(f"the engine {self._engine.capabilities().engine} cannot sleep")
         return self._engine
 
     def close(self) -> None:

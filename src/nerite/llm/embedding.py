@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
 
-from nerite.backends.interface import ExecutionTimes, ModelContext
 from nerite.core import tensor
-from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
-from nerite.core.tensor import Array, to_array
+from nerite.core.tensor import Array
+from nerite.llm.pipeline_instance import (
+    Pipeline,
+    PipelineInstance,
+    Results,
+    TextBatchInstance,
+    TextPipeline,
+    decoded,
+)
 from nerite.llm.request import TOKENS, read_tokens
-from nerite.llm.streaming import ResponseHeaders
 
 _KNOWN: Final = ("input", "pooling_params")
 
 
-class Embedder(Protocol):
+class Embedder(TextPipeline, Protocol):
     """Computes embeddings."""
-
-    def tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text. Raises ``InvalidArgument`` if a text is too long for the model."""
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises ``NeriteError`` if the model has no way back from tokens."""
@@ -35,20 +38,12 @@ class Embedder(Protocol):
     def vectors(self, texts: Sequence[str]) -> Array:
         """Return one row per text."""
 
-    def close(self) -> None:
-        """Release all resources."""
-
 
 class _EmbeddingCall:
     """A parsed embedding request."""
 
-    def __init__(self, request: InferenceRequest, text_of: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, given: Mapping[str, Array], text_of: Callable[[Sequence[int]], str]) -> None:
         """``text_of`` returns the text of tokens. Raises ``NeriteError``."""
-        header = request.header
-        given = {
-            spec.name: to_array(spec, data).reshape(-1) for spec, data in zip(header.inputs, request.data, strict=True)
-        }
-        self.request = request
         self.wants_output_tokens = bool(given.get("return_num_output_tokens", [False])[0])
         self.described = "embedding_request" in given
         """Whether the request has the form of Triton's vLLM backend."""
@@ -94,50 +89,18 @@ class _EmbeddingCall:
         return shorter
 
 
-def decoded(name: str, text: bytes) -> str:
-    """Return an element of the input ``name`` as text. Raises ``InvalidArgument``."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"'{name}' is not valid UTF-8: {error}") from None
-
-
-class EmbeddingInstance:
+class EmbeddingInstance(TextBatchInstance[Embedder]):
     """Instance that answers batches of requests with an embedder."""
 
-    def __init__(self, model: ModelContext, embedder: Embedder) -> None:
-        config = model.config
-        self._embedder = embedder
-        self._batched = bool(config.get("max_batch_size"))
-        self._headers = ResponseHeaders(model.name, str(model.version), [output["name"] for output in config["output"]])
+    def _read(self, given: Mapping[str, Array]) -> tuple[Sequence[str], Results]:
+        call = _EmbeddingCall(given, self._pipeline.text)
+        return call.texts, partial(self._results, call)
 
-    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Answer each request; invalid ones get an error."""
-        responses: list[InferenceResponse | None] = []
-        calls: list[tuple[int, _EmbeddingCall, list[int]]] = []
-        for place, request in enumerate(requests):
-            responses.append(None)
-            try:
-                call = _EmbeddingCall(request, self._embedder.text)
-                calls.append((place, call, self._embedder.tokens(call.texts)))
-            except NeriteError as error:
-                responses[place] = InferenceResponse.failed(error)
-        timings.inputs_ready()
-        if calls:
-            vectors = self._embedder.vectors([text for _, call, _ in calls for text in call.texts])
-        timings.computed()
-        at = 0
-        for place, call, tokens in calls:
-            rows = vectors[at : at + len(call.texts)]
-            at += len(call.texts)
-            try:
-                responses[place] = self._headers.response(call.request, self._outputs(call, call.cut(rows), tokens))
-            except NeriteError as error:
-                responses[place] = InferenceResponse.failed(error)
-        return [response for response in responses if response is not None]
+    def _run(self, texts: Sequence[str]) -> Array:
+        return self._pipeline.vectors(texts)
 
-    def _outputs(self, call: _EmbeddingCall, vectors: Array, tokens: Sequence[int]) -> Mapping[str, Array]:
-        shape = (len(call.texts), -1) if self._batched else (-1,)
+    def _results(self, call: _EmbeddingCall, rows: Array, tokens: Sequence[int]) -> Mapping[str, Array]:
+        vectors, shape = call.cut(rows), self._shape(len(call.texts))
         outputs: dict[str, Array] = {"embedding": np.ascontiguousarray(vectors, np.float32).reshape(shape)}
         if call.described:
             encoded = [json.dumps(vector.tolist()).encode() for vector in vectors]
@@ -147,22 +110,12 @@ class EmbeddingInstance:
             outputs["num_output_tokens"] = np.zeros_like(outputs["num_input_tokens"])
         return outputs
 
-    checks_readiness = False
-
-    def is_ready(self) -> bool:
-        """Return True: the model has no state that could be lost."""
-        return True
-
-    def close(self) -> None:
-        """Release the model."""
-        self._embedder.close()
-
 
 MAX_DOCUMENTS: Final = 1000
 """Maximum number of documents per request, as with Cohere: nothing else runs while they are scored."""
 
 
-class Reranker(Protocol):
+class Reranker(Pipeline, Protocol):
     """Scores how well documents answer a query."""
 
     def tokens(self, query: str, documents: Sequence[str]) -> int:
@@ -171,47 +124,17 @@ class Reranker(Protocol):
     def scores(self, query: str, documents: Sequence[str]) -> Array:
         """Return a score from 0 to 1 for each document."""
 
-    def close(self) -> None:
-        """Release all resources."""
 
-
-class RerankingInstance:
+class RerankingInstance(PipelineInstance[Reranker]):
     """Instance that answers requests with a reranker."""
 
-    def __init__(self, model: ModelContext, reranker: Reranker) -> None:
-        self._reranker = reranker
-        self._headers = ResponseHeaders(
-            model.name, str(model.version), [output["name"] for output in model.config["output"]]
-        )
-
-    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Answer each request."""
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: InferenceRequest) -> InferenceResponse:
-        inputs = zip(request.header.inputs, request.data, strict=True)
-        given = {spec.name: to_array(spec, data).reshape(-1) for spec, data in inputs}
-        try:
-            query = decoded("query", given["query"][0])
-            documents = [decoded("documents", each) for each in given["documents"]]
-            if not documents:
-                raise InvalidArgument("'documents' is empty")
-            if len(documents) > MAX_DOCUMENTS:
-                raise InvalidArgument(f"'documents' has {len(documents)} texts; the maximum is {MAX_DOCUMENTS}")
-            tokens = self._reranker.tokens(query, documents)
-        except NeriteError as error:
-            return InferenceResponse.failed(error)
-        scores = self._reranker.scores(query, documents)
-        return self._headers.response(
-            request, {"scores": scores.astype(np.float32), "num_input_tokens": np.array([tokens], np.uint32)}
-        )
-
-    checks_readiness = False
-
-    def is_ready(self) -> bool:
-        """Return True: the model has no state that could be lost."""
-        return True
-
-    def close(self) -> None:
-        """Release the model."""
-        self._reranker.close()
+    def _outputs(self, request: InferenceRequest, given: Mapping[str, Array]) -> Mapping[str, Array]:
+        query = decoded("query", given["query"][0])
+        documents = [decoded("documents", each) for each in given["documents"]]
+        if not documents:
+            raise InvalidArgument("'documents' is empty")
+        if len(documents) > MAX_DOCUMENTS:
+            raise InvalidArgument(f"'documents' has {len(documents)} texts; the maximum is {MAX_DOCUMENTS}")
+        tokens = self._pipeline.tokens(query, documents)
+        scores = self._pipeline.scores(query, documents)
+        return {"scores": scores.astype(np.float32), "num_input_tokens": np.array([tokens], np.uint32)}

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
-from nerite.llm.request import SamplingParameters
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
 LONGEST_TOKEN: Final = 256
@@ -124,6 +124,8 @@ class Capabilities:
     images: bool = False
     priorities: bool = False
     """Whether the engine preempts requests of a lower priority when its memory runs short."""
+    sleeps: bool = False
+    """Whether it is a ``SleepingEngine`` that was started with the ability to sleep."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,17 @@ class AdaptableEngine(Protocol):
 
     def unload_adapter(self, name: str) -> None:
         """Refuse requests for an adapter from now on. Raises ``NeriteError``."""
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """An engine that gives the memory of its GPUs back while it has no requests. Its methods are thread-safe."""
+
+    def sleep(self) -> None:
+        """Move the weights to the memory of the host, and forget the KV cache. Raises ``NeriteError``."""
+
+    def wake(self) -> None:
+        """Take requests again, as before ``sleep``. Raises ``NeriteError``."""
 
 
 def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | None:

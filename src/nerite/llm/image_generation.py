@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from nerite.backends.interface import ExecutionTimes, ModelContext
 from nerite.core import tensor
-from nerite.core.errors import Cancelled, InvalidArgument, NeriteError
+from nerite.core.errors import InvalidArgument
 from nerite.core.request import InferenceRequest
-from nerite.core.response import InferenceResponse
-from nerite.core.tensor import Array, to_array
-from nerite.llm.embedding import decoded
-from nerite.llm.streaming import CANCELLED, ResponseHeaders
+from nerite.core.tensor import Array
+from nerite.llm.pipeline_instance import Pipeline, PipelineInstance, check_wanted, decoded
 
 LARGEST: Final = 2048
 """Maximum width and height."""
@@ -37,7 +34,7 @@ class ImageSettings(NamedTuple):
     """The negative prompt."""
 
 
-class ImageGenerator(Protocol):
+class ImageGenerator(Pipeline, Protocol):
     """Generates images from prompts."""
 
     def generate(self, text: str, settings: ImageSettings, goes_on: Callable[[], bool]) -> Array:
@@ -46,44 +43,15 @@ class ImageGenerator(Protocol):
         ``goes_on`` is called at each step. If it returns False, the pixels may be anything.
         """
 
-    def close(self) -> None:
-        """Release all resources."""
 
+class ImageGenerationInstance(PipelineInstance[ImageGenerator]):
+    """Instance that answers requests with an image generator."""
 
-class ImageGenerationInstance:
-    """Instance that answers requests with an image generator, one after the other."""
-
-    checks_readiness = False
-
-    def __init__(self, model: ModelContext, image_generator: ImageGenerator) -> None:
-        self._generator = image_generator
-        self._headers = ResponseHeaders(
-            model.name, str(model.version), [output["name"] for output in model.config["output"]]
-        )
-
-    def execute(self, requests: Sequence[InferenceRequest], timings: ExecutionTimes) -> Sequence[InferenceResponse]:
-        """Generate the image of each request."""
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: InferenceRequest) -> InferenceResponse:
-        pairs = zip(request.header.inputs, request.data, strict=True)
-        given = {spec.name: to_array(spec, data).reshape(-1) for spec, data in pairs}
-        try:
-            text, settings = decoded("text_input", given["text_input"][0]), read_image_settings(given)
-            pixels = self._generator.generate(text, settings, lambda: not request.is_cancelled())
-            if request.is_cancelled():
-                raise Cancelled(CANCELLED)
-        except NeriteError as error:
-            return InferenceResponse.failed(error)
-        return self._headers.response(request, {"image": np.array([png(pixels)], tensor.BYTES.numpy)})
-
-    def is_ready(self) -> bool:
-        """Return True: the model has no state that could be lost."""
-        return True
-
-    def close(self) -> None:
-        """Release the model."""
-        self._generator.close()
+    def _outputs(self, request: InferenceRequest, given: Mapping[str, Array]) -> Mapping[str, Array]:
+        text, settings = decoded("text_input", given["text_input"][0]), read_image_settings(given)
+        pixels = self._pipeline.generate(text, settings, lambda: not request.is_cancelled())
+        check_wanted(request)
+        return {"image": np.array([png(pixels)], tensor.BYTES.numpy)}
 
 
 def read_image_settings(given: Mapping[str, Array]) -> ImageSettings:

@@ -19,14 +19,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import nerite
 from nerite.backends.interface import ModelContext
 from nerite.backends.python import environments
 from nerite.backends.python.environments import Installer, this_python
 from nerite.config.mistake import nearest
-from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.llm import checkpoint
+from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
+from nerite.llm import checkpoint, conversion
 from nerite.llm import checkpoint as tasks
 from nerite.llm.checkpoint import CheckpointContent
+from nerite.llm.conversion.decoder import read_decoder
 from nerite.observability.gpus import driver_is_loaded
 
 _log = logging.getLogger("nerite.python")
@@ -151,14 +153,14 @@ def _python(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
-# Conversion of checkpoints to OpenVINO: once per content, stored with the environments of models. The exporter runs in
-# a process and an environment of its own. The model repository is only read.
+# Conversion of checkpoints to OpenVINO: once per content, stored with the environments of models. Decoders of known
+# families are converted here, the others by the exporter, in its environment; both in a process of their own. The model
+# repository is only read.
 
 _conversion_log = logging.getLogger("nerite.llm")
 
 PARAMETER: Final = "WEIGHT_FORMAT"
 """Configuration parameter that selects the precision of the weights."""
-_FORMATS: Final = ("fp16", "fp32", "int8", "int4")
 _TASKS: Final = {
     tasks.GENERATE: "text-generation-with-past",
     tasks.EMBED: "feature-extraction",
@@ -169,6 +171,7 @@ _TASKS: Final = {
 _WRITERS: Final = ("ForCausalLM", "LMHeadModel")
 """Suffixes of the names of architectures that generate text."""
 _TOKENIZER: Final = "openvino_tokenizer.xml"
+_SOURCE: Final = Path(nerite.__file__).parents[1]
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 """Environment of the exporter. It must not contact a hub: all files have to be in the directory."""
 
@@ -176,7 +179,7 @@ _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CU
 def converted(context: ModelContext) -> Path:
     """Return the directory with a model's OpenVINO files: its version directory, or the converted checkpoint.
 
-    The first conversion takes minutes. Raises ``NeriteError`` with the exporter's output.
+    The first conversion takes minutes if the exporter makes it. Raises ``NeriteError`` with the exporter's output.
     """
     directory = context.version_directory.absolute()  # the exporter has another working directory
     content = checkpoint.checkpoint_content(directory)
@@ -198,15 +201,51 @@ def converted(context: ModelContext) -> Path:
         )
     place = environments.environments_folder(context.settings.get(environments.SETTING, ""))
     exporter = EXPORTER
-    wanted = repr((_digest(directory, place), weights, task, exporter.file.read_text()))
-    key = hashlib.sha256(wanted.encode()).hexdigest()
+    reason = _exporter_needed(directory, task)
+    converter = exporter.file.read_text() if reason else _own_converter()
+    key = hashlib.sha256(repr((_digest(directory, place), weights, task, converter)).encode()).hexdigest()
 
     def make(target: Path, lock: int) -> None:
+        left = reason or _convert(directory, target, weights, lock)
+        if not left:
+            return
+        _conversion_log.info("'%s' is converted by OpenVINO's exporter: %s", directory, left)
         python = made(exporter, place)
         _conversion_log.info("converting '%s' for OpenVINO (%s, %s)", directory, task, weights)
         _export(python, directory, target, task, weights, lock)
 
     return environments.kept_environments(place, key, directory, make, "a conversion")
+
+
+def _own_converter() -> str:
+    """Return what identifies the converter for known families."""
+    sources = [file.read_text() for file in sorted(Path(conversion.__file__).parent.glob("*.py"))]
+    return repr((sources, metadata.version("openvino-tokenizers")))
+
+
+def _exporter_needed(directory: Path, task: str) -> str:
+    """Return why a checkpoint cannot be converted here; empty if its files have to be read to know that."""
+    if task != _TASKS[tasks.GENERATE]:
+        return f"its task is {task}"
+    try:
+        read_decoder(directory)
+    except Unsupported as error:
+        return error.message
+    return ""
+
+
+def _convert(directory: Path, target: Path, weights: str, lock: int) -> str:
+    """Convert a checkpoint of a known family; return why that is not possible, or nothing."""
+    _conversion_log.info("converting '%s' for OpenVINO (%s)", directory, weights)
+    command: list[str | Path] = [sys.executable, "-P", "-m", conversion.PROGRAM, directory, target, weights]
+    variables = {**_OFFLINE, "PYTHONPATH": str(_SOURCE)}
+    try:
+        environments.run_installer(command, f"the conversion of '{directory}'", target, lock, variables, quiet=True)
+    except InvalidArgument as error:
+        for file in target.iterdir():
+            file.unlink()
+        return error.message.rpartition("\n")[2]
+    return ""
 
 
 def _converted_gguf(context: ModelContext, directory: Path) -> Path:
@@ -254,13 +293,13 @@ def _task(context: ModelContext) -> str:
 
 
 def _weights(context: ModelContext) -> str:
-    weights = context.parameter(PARAMETER, _FORMATS[0]).lower()
-    if weights not in _FORMATS:
-        meant = nearest(weights, _FORMATS)
+    weights = context.parameter(PARAMETER, conversion.FORMATS[0]).lower()
+    if weights not in conversion.FORMATS:
+        meant = nearest(weights, conversion.FORMATS)
         hint = f" Did you mean {meant}?" if meant else ""
         raise InvalidArgument(
             f"parameter '{PARAMETER}' of model '{context.name}' is '{weights}'; it must be one of "
-            f"{', '.join(_FORMATS)}.{hint}"
+            f"{', '.join(conversion.FORMATS)}.{hint}"
         )
     return weights
 

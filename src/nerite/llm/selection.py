@@ -26,8 +26,7 @@ from nerite.llm.classification import Classifier
 from nerite.llm.embedding import Embedder, Reranker
 from nerite.llm.engine import LlmEngine
 from nerite.llm.image_generation import ImageGenerator
-from nerite.llm.speech_synthesis import SpeechSynthesizer
-from nerite.llm.transcription import Transcriber
+from nerite.llm.speech import SpeechSynthesizer, Transcriber
 from nerite.observability.gpus import driver_is_loaded
 
 EXTRA: Final = "nerite[llm]"
@@ -149,7 +148,7 @@ SPECULATION: Final = frozenset({_DRAFT, _LOOKUP, _GUESSES})
 OF_SOME: Final = frozenset(
     {
         *("MAX_MODEL_LEN", "MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS"),
-        *(CACHE, "NUM_KV_BLOCKS", PREFIX_CACHING),
+        *(CACHE, "NUM_KV_BLOCKS", PREFIX_CACHING, "ENABLE_SLEEP_MODE"),
         *("PIPELINE_PARALLEL_SIZE", "TENSOR_PARALLEL_SIZE"),
         *("INFERENCE_NUM_THREADS", "TARGET_DEVICE", "WEIGHT_FORMAT"),
         *("NORMALIZE", "POOLING_TYPE", "WORD_TIMESTAMPS"),
@@ -228,8 +227,8 @@ class EngineModule(Protocol):
         """Return an engine for an instance, not yet started. Raises ``NeriteError``."""
 
 
-class ReaderModule(Protocol):
-    """Interface of the package of an engine that also supports models that generate nothing from a prompt."""
+class PipelineModule(Protocol):
+    """Interface of the package of an engine that also has pipelines for models other than language models."""
 
     def embedder(self, model: ModelContext, instance: InstanceContext) -> Embedder:
         """Load and return the embedder of an instance. Slow. Raises ``NeriteError``."""
@@ -247,7 +246,7 @@ class ReaderModule(Protocol):
         """Load and return the synthesizer of an instance. Slow. Raises ``NeriteError``."""
 
     def image_generator(self, model: ModelContext, instance: InstanceContext) -> ImageGenerator:
-        """Load and return the image_generator of an instance. Slow. Raises ``NeriteError``."""
+        """Load and return the image generator of an instance. Slow. Raises ``NeriteError``."""
 
 
 def prepared(context: ModelContext, backend: str) -> Path | None:

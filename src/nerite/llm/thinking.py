@@ -12,7 +12,7 @@ from typing import Final
 
 from nerite.core.errors import NeriteError
 from nerite.llm.engine import FinishReason, GenerationRequest, LlmEngine, RequestListener, TokenDelta
-from nerite.llm.request import ThinkingBudget
+from nerite.llm.sampling_parameters import ThinkingBudget
 
 _MARGIN: Final = 64
 """Characters of white space that may precede a thought."""
@@ -50,7 +50,7 @@ class ThoughtCounter:
 
 
 class BudgetedListener:
-    """Listener of a request with one sequence, which passes on what it hears, and ends its thought at the budget."""
+    """Listener of a request with one sequence, which passes on each delta, and ends its thought at the budget."""
 
     def __init__(
         self, engine: LlmEngine, request: GenerationRequest, inner: RequestListener, budget: ThinkingBudget

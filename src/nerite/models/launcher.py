@@ -161,11 +161,19 @@ class Launcher:
 
         Raises ``NeriteError``.
         """
-        if is_isolated(context):
+        if not self.import_here(context):
             _interpreter(context)
             self._server_context.fork_server.start()
-        else:
-            registry.import_framework(context)
+
+    def import_here(self, context: ModelContext) -> bool:
+        """Import the framework of a model that runs in this process; return whether it does. Blocks.
+
+        Raises ``NeriteError``.
+        """
+        if is_isolated(context):
+            return False
+        registry.import_framework(context)
+        return True
 
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
@@ -175,23 +183,7 @@ class Launcher:
         plans = instance_plans(config, self._server_context.policies)
         arena = Arena()
         self._server_context.foreign_segments.host(arena)
-        warm_up = await self._server_context.blocking(self._samples, config, context, signature)
-        maker = await self._instance_factory(config, context, arena)
-        if warm_up:
-            warm_up_run = await self._server_context.blocking(_warm_up_run, config, context.directory)
-            maker = WarmUpFactory(maker, context.name, warm_up, warm_up_run)
-        resources = (
-            None
-            if self._server_context.limiter is None
-            else InstanceResources(self._server_context.limiter, context.name)
-        )
-        if resources is not None:
-            maker = RateLimitedFactory(maker, resources)
-        elif any(group.rate_limiter is not None for group in config.instance_group):
-            _log.info(
-                "'%s': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit=execution_count",
-                context.name,
-            )
+        maker, resources = await self._instance_maker(config, context, signature, arena)
         config_json = to_json(config)
         try:
             instances = await maker.make(plans, config_json)
@@ -234,6 +226,26 @@ class Launcher:
         running.fusible = resources is None and config.sequence_batching is None and not alone
         running.load_seconds = time.monotonic() - began
         return running
+
+    async def _instance_maker(
+        self, config: ModelConfig, context: ModelContext, signature: Signature, arena: Arena
+    ) -> tuple[InstanceFactory, InstanceResources | None]:
+        """Return what makes the instances, and the resources that the rate limiter grants them if there is one."""
+        warm_up = await self._server_context.blocking(self._samples, config, context, signature)
+        maker = await self._instance_factory(config, context, arena)
+        if warm_up:
+            warm_up_run = await self._server_context.blocking(_warm_up_run, config, context.directory)
+            maker = WarmUpFactory(maker, context.name, warm_up, warm_up_run)
+        limiter = self._server_context.limiter
+        if limiter is not None:
+            resources = InstanceResources(limiter, context.name)
+            return RateLimitedFactory(maker, resources), resources
+        if any(group.rate_limiter is not None for group in config.instance_group):
+            _log.info(
+                "'%s': 'instance_group.rate_limiter' has no effect: start the server with --rate-limit=execution_count",
+                context.name,
+            )
+        return maker, None
 
     def assemble(
         self, name: str, version: int, config: ModelConfig, signature: Signature, parts: Sequence[StepModel]

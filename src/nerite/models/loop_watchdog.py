@@ -19,7 +19,7 @@ from time import monotonic_ns
 from typing import Final
 
 from nerite.core.memory import memory_file
-from nerite.scheduling.stall_detectors import LoopStallDetector, News, What
+from nerite.scheduling.stall_detectors import LoopStallDetector, StallKind, StallReport
 
 _log = logging.getLogger("nerite.execution")
 _MAX_BYTES: Final = 64 * 1024
@@ -57,9 +57,9 @@ class LoopWatchdog:
                 self._heartbeat_pending = True
                 self._loop.call_soon_threadsafe(self._heartbeat)
             self._stopped.wait(period)
-            news = self._detector.check(monotonic_ns())
-            if news is not None:
-                self._log_news(news)
+            report = self._detector.check(monotonic_ns())
+            if report is not None:
+                self._log_report(report)
             os.ftruncate(self._stacks, 0)
             os.lseek(self._stacks, 0, os.SEEK_SET)
         faulthandler.cancel_dump_traceback_later()
@@ -68,12 +68,12 @@ class LoopWatchdog:
         self._detector.answered(monotonic_ns())
         self._heartbeat_pending = False
 
-    def _log_news(self, news: News) -> None:
-        seconds = news.nanoseconds / 1e9
-        others = f" {news.untold} earlier stalls were not logged." if news.untold else ""
-        if news.what is What.WENT_ON:
+    def _log_report(self, report: StallReport) -> None:
+        seconds = report.nanoseconds / 1e9
+        others = f" {report.untold} earlier stalls were not logged." if report.untold else ""
+        if report.kind is StallKind.ENDED:
             _log.warning("the event loop is running again after %.1f s", seconds)
-        elif news.what is What.STANDS:
+        elif report.kind is StallKind.BLOCKED:
             _log.error(
                 "the event loop has been blocked for %.1f s, and with it all connections.%s Stacks of all threads, the "
                 "loop's first:\n%s",

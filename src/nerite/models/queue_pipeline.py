@@ -58,7 +58,7 @@ class QueuePipeline:
             engine = self.engine_admission = tenant_admission.engine_admission_queue(
                 config.name, scheduler, statistics, LoadShedder(bounds, config.name)
             )
-            scheduler.on_usable = lambda: engine.set_ready(scheduler.able)
+            scheduler.on_usable = lambda: engine.set_ready(scheduler.makes_progress)
             stage = engine
         elif tenant_admission.in_force:
             stage = tenant_admission.admission_queue(config.name, scheduler, statistics)

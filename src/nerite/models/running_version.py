@@ -18,6 +18,7 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.failures import internal_errors, report
+from nerite.core.memory import OwnMemory
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
@@ -68,6 +69,7 @@ class RunningVersion:
         "load_seconds",
         "name",
         "number",
+        "own_memory",
         "routed",
         "signature",
         "statistics",
@@ -121,6 +123,8 @@ class RunningVersion:
         """The model has the response cache enabled."""
         self.load_seconds = 0.0
         """Duration of the load; set by the launcher."""
+        self.own_memory = OwnMemory()
+        """What it takes of the server's own process; set when it has been loaded there."""
         self._arena = arena
         self._loop = loop
         self._factory = maker
@@ -231,6 +235,23 @@ class RunningVersion:
     def memory(self) -> int:
         """Bytes of private memory that the workers use now; 0 if there are no workers."""
         return sum(instance.memory() for instance in self.instances)
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether all its instances can give the memory of their GPUs back while they have no requests."""
+        found = self.instances
+        return bool(found) and all(isinstance(each, RemoteInstance) and each.can_sleep for each in found)
+
+    async def sleep(self, asleep: bool) -> None:
+        """Have all instances sleep, or wake. No request may be running, or come until it is awake.
+
+        Raises ``NeriteError``; then some may sleep.
+        """
+        workers = [each for each in self.instances if isinstance(each, RemoteInstance)]
+        outcomes = await asyncio.gather(*(each.sleep(asleep) for each in workers), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
     def submit(self, request: InferenceRequest) -> None:
         """Enqueue a request whose header is bound to this version's signature; answer through ``respond``."""

@@ -235,10 +235,10 @@ class Log:
         if self.verbose_level >= level:
             self._log(LogLevel.VERBOSE, message, extras)
 
-    def table(self, table: LogTable, heading: str = "", *, verbose: int = 0) -> None:
-        """Log a table below ``heading``, at level info, or as a detail of level ``verbose`` if that is not zero."""
-        if self.verbose_level >= verbose if verbose else self.info_enabled:
-            self._log(LogLevel.VERBOSE if verbose else LogLevel.INFO, heading, {}, table)
+    def table(self, table: LogTable, heading: str = "") -> None:
+        """Log a table below ``heading``, at level info."""
+        if self.info_enabled:
+            self._log(LogLevel.INFO, heading, {}, table)
 
     def wants(self, level: LogLevel) -> bool:
         """Return whether records of this level are written; of VERBOSE, those of verbosity 1."""

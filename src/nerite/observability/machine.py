@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -63,6 +65,13 @@ class MachineMetrics:
         used = memory["MemTotal"] - memory["MemAvailable"]
         state = _MachineState(self._processors.since_last(), memory["MemTotal"], used)
         page.write(MACHINE, [(UNLABELLED, state)])
+
+
+def raise_open_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit: each connection needs one, and 1,024 is common."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS rejects the hard limit that it reports as unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _ticks() -> tuple[int, int]:

@@ -32,7 +32,7 @@ class MeteredVersion(NamedTuple):
     restarts: int
     """Number of workers that were started to replace workers that died."""
     memory: int
-    """Bytes of private memory of its workers."""
+    """Bytes of private memory of its workers, or what it takes of the server's own process."""
     waiting: Mapping[int, int]
     """Number of requests that wait for an instance, by priority."""
     releases: Mapping[str, int]
@@ -43,6 +43,8 @@ class MeteredVersion(NamedTuple):
     """The model is configured to use the response cache, even if the server has none."""
     tokens: TokenStatistics | None = None
     """Token counts of its engines, if it has engines."""
+    memory_source: str = ""
+    """How its memory is known: "workers", "load", or "files" for an estimate; empty if it has none."""
 
 
 _Read: TypeAlias = Callable[[MeteredVersion], Value | Mapping[str, Value] | None]
@@ -223,7 +225,10 @@ OURS: Final = MetricTable[MeteredVersion]((
     Metric("nerite_worker_restarts_total", "counter",
            "Workers started to replace workers that died", lambda v: v.restarts),
     Metric("nerite_model_memory_bytes", "gauge",
-           "Private memory of the workers of a model in bytes", lambda v: v.memory),
+           "Memory of a model in bytes: of its workers, or of the server's process if it is there", lambda v: v.memory),
+    Metric("nerite_model_memory_source", "gauge",
+           "1 for how the memory of a model is known: of its workers, by the growth of the process during its load, or "
+           "estimated by its files", lambda v: {v.memory_source: 1} if v.memory_source else None, "source"),
 ), _VERSION)  # fmt: skip
 
 CACHED: Final = MetricTable[MeteredVersion]((

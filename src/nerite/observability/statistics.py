@@ -141,7 +141,7 @@ class ResponseStatistics:
         self.empty_response = Duration()
         """Ends of requests without a response."""
         self.cancel = Duration()
-        """Ends of cancelled requests: the time that the model worked in vain."""
+        """Ends of cancelled requests, with the computing time of results that were not delivered."""
 
 
 class ResponseProgress:
@@ -244,7 +244,7 @@ class VersionStatistics:
 
         The times of a batch count for each of its requests, because each waited for the whole batch. An error response
         counts as a success of the server, unless the execution as a whole failed. ``apart``: requests of the batch
-        that are counted separately, by ``ended``.
+        that are counted separately, by ``ended`` or ``cancelled``.
         """
         size = len(batch)
         self.execution_count += 1
@@ -369,6 +369,10 @@ class VersionStatistics:
                 timings.computed_ns - progress.ready_ns,
                 timings.ended_ns - timings.computed_ns,
             )
+
+    def cancelled(self, requests: Sequence[InferenceRequest], now: int) -> None:
+        """Count requests of an executed batch that the model did not complete because they were cancelled."""
+        self._failed_batch(requests, RequestOutcome.CANCELED, now)
 
     def _succeeded(self, whole: int, queue: int, before: int, during: int, after: int, count: int = 1) -> None:
         """Count ``count`` requests, each of which took these times in total, in the queue, and in the execution."""

@@ -27,9 +27,8 @@ _UPLOAD_SECONDS: Final = 60.0
 _MAX_METRICS_BODY: Final = 64 * 1024
 _FRAMING: Final = 1024 * 1024
 """Bytes of a message besides the piece of a body in it: headers and metadata."""
-_RESTART_DELAY: Final = 1.0
 _UNUSED: Final = (
-    "policy_file", "redis", "ledger", "member_key_file", "batches", "batch_files", "batch_concurrency",
+    "policy_file", "admin_key", "redis", "ledger", "member_key_file", "batches", "batch_files", "batch_concurrency",
     "batch_storage_bytes", "batch_lease", "access_log", "timeout", "tls", "cors_origins",
 )  # fmt: skip
 """Settings of the router that a picker has no use for: the gateway carries the requests."""
@@ -94,7 +93,7 @@ class PickerProcess(PoolProcess):
                 key = field.replace("_", "-")
                 yield f"{self.settings.path}: router.{key} has no effect in nerite pick: only nerite route uses it"
         for pool in self.settings.pools:
-            for field in ("placement", "hold_requests", "scaling"):
+            for field in ("placement", "hold_requests", "rollout", "scaling"):
                 if getattr(pool, field) is not None:
                     where = f"{self.settings.path}: {field.replace('_', '-')} of pool '{pool.name}'"
                     yield f"{where} has no effect in nerite pick: only nerite route uses it"

@@ -17,7 +17,7 @@ from nerite.cli.command_line import TRITON
 from nerite.config.options import RESTRICTED_CATEGORIES, ServerOptions
 from nerite.core.errors import NeriteError
 from nerite.functions.embedded import EmbeddedServer
-from nerite.functions.folder import write_registered
+from nerite.functions.model_directory import write_registered
 from nerite.functions.registered import register, unregister
 from nerite.functions.server import flags_of, options_of
 from nerite.pytriton.decorators import TritonContext, TritonModelConfig

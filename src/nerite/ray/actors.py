@@ -19,9 +19,9 @@ from typing import Any, Final
 from nerite.cluster.addresses import split_address
 from nerite.cluster.settings import ClusterSettings
 from nerite.llm.selection import RESERVED_GPUS
-from nerite.ray.access import ray_module
 from nerite.ray.plan import PoolPlan
 from nerite.ray.pool_servers import ServerView
+from nerite.ray.ray_cluster import ray_module
 from nerite.tools.up.command import FreePorts, nerite_program
 from nerite.tools.up.follower import ask
 from nerite.tools.up.local_plan import LocalProcess, awake, router_process, server_process
@@ -35,6 +35,9 @@ _WAKE_SECONDS: Final = 600.0
 
 class ProcessActor:
     """Keeps one process running; it is started again with backoff whenever it has ended."""
+
+    _folder: tempfile.TemporaryDirectory[str]
+    """Files of the process: of a server the state of its rollouts, of the router its members."""
 
     def __init__(self, process: LocalProcess, stop_seconds: float) -> None:
         self._process = process
@@ -61,6 +64,7 @@ class ProcessActor:
         """Have the process end after its requests."""
         ending = asyncio.run_coroutine_threadsafe(self._supervisor.remove(self._process.name), self._loop)
         ending.result(self._stop_seconds + GRACE)
+        self._folder.cleanup()
 
 
 class ServerActor(ProcessActor):
@@ -71,6 +75,7 @@ class ServerActor(ProcessActor):
         context = ray.get_runtime_context()
         self._node = str(context.get_node_id())
         self._digest = plan.digest
+        self._folder = tempfile.TemporaryDirectory(prefix="nerite-ray-")
         if plan.bundle.get("GPU"):
             os.environ[RESERVED_GPUS] = f"{plan.bundle['GPU']:g}"
         if plan.engine_places_gpus:
@@ -80,7 +85,9 @@ class ServerActor(ProcessActor):
                 del os.environ["CUDA_VISIBLE_DEVICES"]
         host = str(ray.util.get_node_ip_address())
         with FreePorts(host) as ports:
-            process = server_process(plan.pool, name, ports.next, nerite_program(), standby=standby, host=host)
+            process = server_process(
+                plan.pool, name, ports.next, nerite_program(), standby=standby, host=host, state=self._folder.name
+            )
         super().__init__(process, stop_seconds)
 
     def watch(self, seen: ServerView | None, seconds: float) -> ServerView:

@@ -15,10 +15,10 @@ from nerite.admission.tenants import open_policy
 from nerite.cli.command import UsageError, new_parser, positive_number, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.core.errors import NeriteError, NotFound, Unavailable
-from nerite.ray.access import RayCluster, connect
 from nerite.ray.actors import GRACE, with_paths
 from nerite.ray.controller import Controller
 from nerite.ray.plan import CONTROLLER, ROUTER, RayPlan, namespace_of, plan_text, ray_plan
+from nerite.ray.ray_cluster import RayCluster, connect
 
 _EPILOG: Final = """\
 up starts a server for each replica of the pools that have models, each an actor with a placement group of its own, and
@@ -81,6 +81,8 @@ def _up(options: argparse.Namespace, name: str) -> int:
         open_policy(settings.router.policy_file)  # its mistakes are told before anything starts
     plan = ray_plan(settings, name)
     show(plan_text(plan))
+    if options.no_router and any(pool.rollout for pool in settings.pools):
+        show("the routers elsewhere lead rollouts: [pool.rollout] has to be in their cluster files, too")
     if options.plan:
         return 0
     connect(namespace_of(name), options.address)

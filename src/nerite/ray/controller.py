@@ -11,13 +11,14 @@ import time
 import traceback
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from nerite.observability.log import log
-from nerite.ray.access import RayCluster, quietly
 from nerite.ray.actors import GRACE, RouterActor, ServerActor
-from nerite.ray.plan import CONTROLLER, ROUTER, PoolPlan, RayPlan, namespace_of
+from nerite.ray.plan import CONTROLLER, ROUTER, PoolPlan, RayPlan, namespace_of, pool_of
 from nerite.ray.pool_servers import NodeView, PoolServers, ServerOrder, ServerStep, ServerView
+from nerite.ray.ray_cluster import RayCluster, log_failure
 
 _TICK: Final = 0.25
 _WATCH_SECONDS: Final = 10.0
@@ -27,6 +28,16 @@ _RETRY_SECONDS: Final = 5.0
 """Time after which a lost router is looked for again."""
 _REMEMBERED: Final = 2.0
 """Seconds for which a server that has left may still be known to routers that are told of it apart."""
+
+
+class _RouterView(NamedTuple):
+    """What is known of the router."""
+
+    incarnation: str = ""
+    """Differs whenever its actor was started again; empty: it does not answer."""
+    ready: bool = False
+    report: Mapping[str, Any] = MappingProxyType({})
+    """Its report of the pools."""
 
 
 class _Server:
@@ -46,7 +57,7 @@ class _Pool:
     def __init__(self, plan: PoolPlan, present: Mapping[str, bool], drain_seconds: float) -> None:
         self.plan = plan
         self.name = plan.pool.name
-        self.replicas = PoolServers(plan, present, drain_seconds)
+        self.servers = PoolServers(plan, present, drain_seconds)
         self.wanted = plan.least
         self.lines: list[str] | None = None
         self.published: dict[str, float] = {}
@@ -68,7 +79,7 @@ class Controller:
         self._router: Any = None
         self._router_watching: Any = None
         self._router_again = 0.0
-        self._router_known: tuple[str, bool, Mapping[str, Any]] = ("", False, {})
+        self._router_view = _RouterView()
         self._changed = threading.Condition()
         self._number = 0
         """Counts the changes of members."""
@@ -99,25 +110,25 @@ class Controller:
                 "name": pool.name,
                 "wanted": pool.wanted,
                 "ready": len(pool.lines or ()),
-                "servers": {
-                    name: self._text(pool.plan, server.view)
-                    for name, server in sorted(self._servers.items())
-                    if name.rpartition("/")[0] == pool.name
-                },
+                "servers": {name: self._text(pool.plan, view) for name, view in sorted(self._views(pool.name).items())},
             }
             for pool in list(self._pools)
         ]
         ready = bool(pools) and all(self._complete(pool) for pool in list(self._pools))
         return {
-            "ready": ready and (self._router_known[1] or not self._plan.router_node),
+            "ready": ready and (self._router_view.ready or not self._plan.router_node),
             "pools": pools,
-            "router": "" if not self._plan.router_node else "ready" if self._router_known[1] else "not ready",
+            "router": "" if not self._plan.router_node else "ready" if self._router_view.ready else "not ready",
             "ending": sorted(self._ending),
         }
 
+    def _views(self, pool: str) -> dict[str, ServerView]:
+        """Return the servers of a pool by their names. Any thread may ask."""
+        return {name: server.view for name, server in list(self._servers.items()) if pool_of(name) == pool}
+
     def _complete(self, pool: _Pool) -> bool:
         """Return whether a pool has as many members as are wanted, all with the settings of the file."""
-        views = [each.view for name, each in list(self._servers.items()) if name.rpartition("/")[0] == pool.name]
+        views = self._views(pool.name).values()
         current = all(view.digest in ("", pool.plan.digest) for view in views)
         return current and len(pool.lines or ()) >= pool.wanted
 
@@ -161,13 +172,12 @@ class Controller:
             except (self._cluster.errors.RayActorError, self._cluster.errors.GetTimeoutError):
                 log.warning(f"{name} does not answer yet")
             self._servers[name] = _Server(handles[name], view)
-            if name.rpartition("/")[0] not in plans:
+            if pool_of(name) not in plans:
                 self._stop(name)
         pools = []
         for plan in plans.values():
-            own = {name: each.view.standby for name, each in self._servers.items()
-                   if name.rpartition("/")[0] == plan.pool.name}  # fmt: skip
-            pools.append(_Pool(plan, own, self._stop_seconds))
+            present = {name: view.standby for name, view in self._views(plan.pool.name).items()}
+            pools.append(_Pool(plan, present, self._stop_seconds))
         with self._changed:
             self._pools = pools
 
@@ -211,20 +221,19 @@ class Controller:
                 self._cluster.kill(name)
                 del self._servers[name]
                 for pool in self._pools:
-                    if pool.name == name.rpartition("/")[0]:
-                        pool.replicas.ended(name, now)
+                    if pool.name == pool_of(name):
+                        pool.servers.ended(name, now)
 
     def _decide(self, pool: _Pool, now: float) -> None:
-        reports: Mapping[str, Any] = {each["name"]: each for each in self._router_known[2].get("pools", ())}
+        reports: Mapping[str, Any] = {each["name"]: each for each in self._router_view.report.get("pools", ())}
         report = reports.get(pool.name, {})
         pool.wanted = report.get("wanted", pool.wanted)
         listed = {member["name"] for member in report.get("members", ())}
         listed |= {name for name, when in pool.published.items() if now - when < _REMEMBERED}
-        views = {name: each.view for name, each in self._servers.items() if name.rpartition("/")[0] == pool.name}
-        for order in pool.replicas.decide(now, pool.wanted, views, self._nodes, listed):
+        for order in pool.servers.decide(now, pool.wanted, self._views(pool.name), self._nodes, listed):
             self._carry_out(pool, order, now)
-        views = {name: self._servers[name].view for name in views if name in self._servers}
-        lines = pool.replicas.lines(views, self._nodes)
+        views = self._views(pool.name)
+        lines = pool.servers.lines(views, self._nodes)
         pool.published |= {name: now for name in views if views[name].member in lines}
         pool.published = {name: when for name, when in pool.published.items() if now - when < _REMEMBERED}
         if lines != pool.lines:
@@ -251,7 +260,7 @@ class Controller:
                 )  # fmt: skip
             except (ValueError, self._cluster.errors.RayError) as error:
                 log.warning(f"{name} cannot be created: {error}")
-                pool.replicas.ended(name, now)
+                pool.servers.ended(name, now)
             else:
                 log.info(f"{name} is created")
                 self._servers[name] = _Server(handle, ServerView(standby=standby))
@@ -268,21 +277,21 @@ class Controller:
             return
         if self._router_watching is not None and self._router_watching in done:
             reference, self._router_watching = self._router_watching, None
-            before = self._router_known[0]
+            before = self._router_view.incarnation
             try:
-                self._router_known = self._cluster.result(reference)
+                self._router_view = _RouterView(*self._cluster.result(reference))
             except self._cluster.errors.RayError:
-                self._router_known = ("", False, {})
+                self._router_view = _RouterView()
                 self._router_again = now + _TICK
                 if self._cluster.find(ROUTER) is None:
                     self._router = None
-            if self._router_known[0] not in ("", before):
+            if self._router_view.incarnation not in ("", before):
                 for pool in self._pools:
                     self._write(pool)
         if now >= self._router_again and self._router_watching is None:
             self._router_again = now + _RETRY_SECONDS
             if self._router is None:
-                quietly(self._find_router, "the router cannot be started")
+                log_failure(self._find_router, "the router cannot be started")
             if self._router is not None:
                 self._router_watching = self._router.watch.remote(2 * _TICK)
                 self._router_again = now
@@ -291,7 +300,9 @@ class Controller:
         """Take over the router, or create it; one with other settings ends first."""
         digest, found = self._plan.router_digest, self._cluster.find(ROUTER)
         if found is not None and self._cluster.result(found.digest.remote(), 2 * GRACE) != digest:
-            quietly(partial(self._cluster.result, found.drain.remote(), self._stop_seconds + GRACE), "the router ends")
+            log_failure(
+                partial(self._cluster.result, found.drain.remote(), self._stop_seconds + GRACE), "the router ends"
+            )
             self._cluster.kill(ROUTER)
             found = None
         if found is None:

@@ -10,12 +10,18 @@ from typing import Final, NamedTuple
 from nerite.cluster.settings import ClusterSettings, PoolSettings, ServerResources
 from nerite.core.errors import InvalidArgument
 from nerite.core.sizes import size_text
+from nerite.tools.up.local_plan import rollout_lines
 
 CONTROLLER: Final = "controller"
 ROUTER: Final = "router"
 """Names of actors; those of servers are ``POOL/NUMBER``."""
 _SMALLEST: Final = 0.001
 """Processors of a server that asks for nothing: a placement group reserves something."""
+
+
+def pool_of(name: str) -> str:
+    """Return the pool of the server whose actor has this name."""
+    return name.rpartition("/")[0]
 
 
 def namespace_of(name: str) -> str:
@@ -98,12 +104,12 @@ def _digest(*parts: object) -> str:
 
 
 def plan_text(plan: RayPlan) -> str:
-    """Return the plan for people: a line for each pool, and one for the router."""
+    """Return the plan for people: a line for each pool, one for the router, and one for each rollout."""
     lines = [(each.pool.name, _pool_text(each)) for each in plan.pools]
     router = plan.settings.router
     lines.append((ROUTER, f"nerite route on this node, HTTP on {router.address}:{router.http_port}"))
     width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:{width}}  {text}" for name, text in lines)
+    return "\n".join([*(f"{name:{width}}  {text}" for name, text in lines), *rollout_lines(plan.settings)])
 
 
 def _pool_text(plan: PoolPlan) -> str:

@@ -6,12 +6,14 @@ should be, which nodes drain, and that a server leaves only when another one is 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from enum import StrEnum, auto
 from typing import Final, NamedTuple
 
 from nerite.ray.plan import PoolPlan
+from nerite.scheduling.backoff import ExponentialBackoff
 from nerite.tools.up.replicas import PoolReplicas, ReplicaStep
 
 _FIRST_DELAY: Final = 0.5
@@ -79,8 +81,10 @@ class PoolServers:
         self._standbys = {name for name, standby in present.items() if standby}
         members = [name for name in present if name not in self._standbys]
         self._replicas = PoolReplicas(plan.pool.name, members, sorted(self._standbys))
-        self._failures: dict[str, tuple[int, float]] = {}
-        """How often actors have ended before they were ready, and when they are created again."""
+        self._backoffs: dict[str, ExponentialBackoff] = {}
+        """Of actors that have ended before they were ready."""
+        self._due: dict[str, float] = {}
+        """When they are created again."""
         self._unplaced_since: float | None = None
         self._replacing = ""
         """The server whose settings are old that is replaced now."""
@@ -100,7 +104,7 @@ class PoolServers:
         able = {name: view.standby for name, view in servers.items() if view.ready and view.node in nodes}
         ready = {name for name, standby in able.items() if standby == (name in self._standbys)}
         for name in ready:
-            self._failures.pop(name, None)
+            self._forget_failures(name)
         unplaced = any(name in self._replicas.names and not view.node for name, view in servers.items())
         if not unplaced:
             self._unplaced_since = None
@@ -115,7 +119,7 @@ class PoolServers:
                 self._standbys.discard(name)
             elif step is ReplicaStep.STOP:
                 self._standbys.discard(name)
-                self._failures.pop(name, None)
+                self._forget_failures(name)
                 if name in servers:
                     orders.append(ServerOrder(ServerStep.STOP, name))
         # An actor that Ray has started again is as it was created, though it was woken since.
@@ -152,7 +156,7 @@ class PoolServers:
         orders = []
         load = Counter(view.node for view in servers.values())
         for name in sorted(self._replicas.names - servers.keys()):
-            if now < self._failures.get(name, (0, now))[1]:
+            if now < self._due.get(name, now):
                 continue
             node = self._node(load, nodes)
             load[node] += 1
@@ -172,8 +176,14 @@ class PoolServers:
 
     def ended(self, name: str, now: float) -> None:
         """Note that an actor has ended for good."""
-        count = self._failures.get(name, (0, 0.0))[0]
-        self._failures[name] = (count + 1, now + min(_FIRST_DELAY * 2 ** min(count, 10), _LONGEST_DELAY))
+        backoff = self._backoffs.setdefault(
+            name, ExponentialBackoff(_FIRST_DELAY, _LONGEST_DELAY, math.inf, at_once=False)
+        )
+        self._due[name] = now + backoff.failed(now)
+
+    def _forget_failures(self, name: str) -> None:
+        self._backoffs.pop(name, None)
+        self._due.pop(name, None)
 
     def lines(self, servers: Mapping[str, ServerView], nodes: Mapping[str, NodeView]) -> list[str]:
         """Return the lines of the members file: servers that are ready, on nodes that are alive."""

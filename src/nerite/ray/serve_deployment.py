@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from nerite.cluster.settings import MemberSource, PoolSettings
 from nerite.core.errors import InvalidArgument
-from nerite.ray.access import ray_module
 from nerite.ray.actors import GRACE, ProcessActor
+from nerite.ray.ray_cluster import ray_module
 from nerite.tools.up.command import FreePorts, nerite_program
 from nerite.tools.up.local_plan import server_process
 

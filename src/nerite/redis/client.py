@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from nerite.core.failures import report
 from nerite.observability.log import RateLimitedWarning
 from nerite.redis.connection import RedisConnection, Reply
 from nerite.redis.settings import RedisSettings
-from nerite.scheduling.stall_detectors import ExponentialBackoff
+from nerite.scheduling.backoff import ExponentialBackoff
 
 _LONGEST: Final = 30.0
 """Maximum number of seconds between two attempts to connect."""
@@ -132,6 +133,11 @@ class RedisClient:
         except OSError as error:
             self._unreachable.say(f"{self.connect_error(error)}; {self._meanwhile}")
             self._connect_later()
+        except Exception as error:
+            failure = report("loop", error, f"while a connection to Redis ({self.settings.place}) was opened")
+            self._unreachable.say(f"Failed to connect to Redis: {failure.message}; {self._meanwhile}")
+            if self.connection is None:
+                self._connect_later()
         else:
             self._log.info(
                 "%s to Redis (%s)", "reconnected" if self._unreachable.count else "connected", self.settings.place

@@ -9,6 +9,8 @@ from typing import Any, Final, cast
 
 import hiredis
 
+from nerite.core.failures import report
+
 Reply = bytes | int | list[int] | Exception | None
 """None: no such key. An exception: Redis returned an error, or the connection was lost first."""
 Answered = Callable[[Reply], None]
@@ -72,7 +74,7 @@ class RedisConnection(asyncio.Protocol):
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if not self._asked:
                     raise hiredis.ProtocolError("an unexpected reply")
-                self._asked.popleft()[1](_plain(reply))
+                self._answer(_plain(reply))
         except hiredis.ProtocolError as error:
             self.close(error)
 
@@ -82,8 +84,16 @@ class RedisConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         while self._asked:
-            self._asked.popleft()[1](reason)
+            self._answer(reason)
         self._lost(self, reason)
+
+    def _answer(self, reply: Reply) -> None:
+        """Pass a reply to the oldest command. What fails there concerns no other command, and not the connection."""
+        _, answered = self._asked.popleft()
+        try:
+            answered(reply)
+        except Exception as error:
+            report("loop", error, "while a reply of Redis was handled")
 
     def pause_writing(self) -> None:
         """Stop sending: the send buffer is full."""

@@ -156,6 +156,8 @@ UNLOADED: Final = "unloaded"
 """Begins the reason of versions that are unavailable because they were unloaded, or not loaded yet."""
 ON_DEMAND: Final = "unloaded: on demand"
 """The reason of versions that the next request loads."""
+ASLEEP: Final = "unloaded: asleep"
+"""The reason of versions that the next request wakes."""
 
 
 @dataclass
@@ -201,6 +203,8 @@ class ModelRecord:
     states: dict[int, VersionState] = field(default_factory=dict)
     running: dict[int, RunningVersion] = field(default_factory=dict)
     """The versions that take requests."""
+    asleep: dict[int, RunningVersion] = field(default_factory=dict)
+    """The versions that have given the memory of their GPUs back, and take none."""
     latest: int = -1
     """The version that serves requests which name none; -1 if none runs."""
     loaded: LoadedVersion | None = None
@@ -225,11 +229,13 @@ class ModelRecord:
     """A request for it has it loaded."""
     retry_after: int = 0
     """Seconds that a load is likely to take; 0: not known."""
-    text_model: bool = False
-    """While it is not loaded: it is likely to be one that the OpenAI API lists."""
+    text_task: str = ""
+    """What a model of language is likely to do, as far as its files show, such as ``generate``; empty for others."""
 
     def unloaded(self) -> VersionState:
         """Return the state of a version that is not loaded."""
+        if self.asleep:
+            return VersionState(ModelState.UNAVAILABLE, ASLEEP)
         return VersionState(ModelState.UNAVAILABLE, ON_DEMAND if self.on_demand else UNLOADED)
 
     def find(self, version: str) -> RunningVersion:
@@ -434,9 +440,10 @@ class Catalogue:
         return InvalidArgument(unknown) if self._namespacing else NotFound(unknown)
 
 
-def loadable_text_models(records: Iterable[ModelRecord]) -> Iterator[str]:
-    """Yield the names of language models that are not loaded and that a request would have loaded."""
-    return (record.name for record in records if record.on_demand and record.text_model and not record.running)
+def loadable_text_models(records: Iterable[ModelRecord]) -> dict[str, str]:
+    """Return the tasks of models of language that are not loaded and that a request would have loaded, by name."""
+    waiting = (record for record in records if record.on_demand and not record.running)
+    return {record.name: record.text_task for record in waiting if record.text_task}
 
 
 # The repository index: every model in the repositories, with the state of its versions.

@@ -23,6 +23,9 @@ class DemandFigures:
         """By what became of them."""
         self.evictions: Counter[str] = Counter({"memory": 0, "drained": 0, "keep-alive": 0})
         """By reason."""
+        self.sleeps = 0
+        """Models that were put to sleep instead of unloaded."""
+        self.wakes = 0
         self.load_seconds = Histogram(_BOUNDS)
         self.waiting: Callable[[], int] = lambda: 0
         """Returns the number of requests that wait for models, in all processes."""
@@ -32,8 +35,9 @@ class DemandFigures:
         """Returns the number of requests whose wait was refused, or has ended without their model."""
 
     def sizes(self, place: str) -> dict[str, int]:
-        """Return what each model in memory takes of a place."""
-        return {name: self.residency.size(name).get(place, 0) for name in self.residency.in_memory()}
+        """Return what each model that is in memory or asleep takes of a place."""
+        names = (*self.residency.in_memory(), *self.residency.asleep())
+        return {name: self.residency.taken(name).get(place, 0) for name in names}
 
     def write_metrics(self, page: Page) -> None:
         """Write the metrics."""
@@ -50,6 +54,9 @@ METRICS: Final = MetricTable[DemandFigures]((
            lambda figures: dict(figures.loads), "outcome"),
     Metric("nerite_demand_evictions_total", "counter", "Models that were unloaded to make room, or after their "
            "keep-alive, by reason", lambda figures: dict(figures.evictions), "reason"),
+    Metric("nerite_demand_sleeps_total", "counter", "Models that were put to sleep to make room, instead of unloaded",
+           lambda figures: figures.sleeps),
+    Metric("nerite_demand_wakes_total", "counter", "Models that a request has woken", lambda figures: figures.wakes),
     Metric("nerite_demand_load_seconds", "histogram", "Duration of loads on demand",
            lambda figures: figures.load_seconds),
     Metric("nerite_demand_waiting_requests", "gauge", "Requests that wait for a model to be loaded",
@@ -65,5 +72,5 @@ PLACES: Final = MetricTable[tuple[DemandFigures, str]]((
     Metric("nerite_memory_used_bytes", "gauge", "Memory used of the budget: by models that are loading, loaded or "
            "leaving, and by the server", lambda place: place[0].residency.used_bytes().get(place[1], 0)),
     Metric("nerite_model_resident_bytes", "gauge", "Memory of each model that is loaded on demand or pinned, as "
-           "measured", lambda place: place[0].sizes(place[1]), "model"),
+           "measured; also while it sleeps", lambda place: place[0].sizes(place[1]), "model"),
 ), ("place",))  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nerite.backends.interface import ModelContext
 from nerite.backends.registry import GENERATING
-from nerite.config.loading import poll_model_directory
+from nerite.config.json_form import to_json
+from nerite.config.loading import PolledModel, poll_model_directory
 from nerite.config.model_config import ModelConfig
 from nerite.config.model_parameters import DemandMode, demand_mode_of, keep_alive_of
 from nerite.config.options import RepositoryOptions
@@ -16,7 +18,7 @@ from nerite.core.failures import system_error
 from nerite.repository.catalogue import ModelFingerprint, model_fingerprint
 from nerite.repository.memory_use import files_estimate, fingerprint_digest
 from nerite.repository.repositories import LocalRepository, Repository
-from nerite.scheduling.model_residency import HOST, Amounts
+from nerite.scheduling.residency_table import HOST, Amounts
 
 _log = logging.getLogger("nerite.repository")
 _IN_WORKERS: Final = frozenset({"python", *GENERATING})
@@ -40,8 +42,8 @@ class SurveyedModel(NamedTuple):
     estimate: Amounts
     digest: str
     """Of its files; empty if these are not on this machine."""
-    text_model: bool
-    """Its backend has engines for language models."""
+    text_task: str
+    """What it does if its backend has engines for language models, such as ``generate``; empty for others."""
     routed: bool
     """Its directory has a route and nothing else."""
 
@@ -49,8 +51,15 @@ class SurveyedModel(NamedTuple):
 class DemandSurvey:
     """Reads the repositories again and again; what has not changed is not read twice. Blocks."""
 
-    def __init__(self, repositories: Sequence[Repository], options: RepositoryOptions, gpus: Sequence[int]) -> None:
-        """``gpus`` are the numbers of the GPUs that models may use."""
+    def __init__(
+        self,
+        repositories: Sequence[Repository],
+        options: RepositoryOptions,
+        gpus: Sequence[int],
+        task_of: Callable[[ModelContext], str],
+    ) -> None:
+        """``gpus`` are the numbers of the GPUs that models may use. ``task_of`` says what a model of language does."""
+        self._task_of = task_of
         self._repositories = repositories
         self._options = options
         self._gpus = gpus
@@ -108,7 +117,7 @@ class DemandSurvey:
             () if ensemble is None else tuple(dict.fromkeys(step.model_name for step in ensemble.step)),
             {} if ensemble else files_estimate(seen, polled.versions, self._gpus_of(config), worker=worker),
             fingerprint_digest(seen),
-            config.backend in GENERATING,
+            self._text_task(polled) if config.backend in GENERATING else "",
             seen.route is not None and not seen.versions and seen.config is None,
         )
         self._known[key] = seen, surveyed
@@ -119,7 +128,14 @@ class DemandSurvey:
             return None
         mode = DemandMode.PINNED if {name, "*"} & {*self._options.startup_models} else DemandMode.ON_DEMAND
         keep_alive = self._options.keep_alive_seconds
-        return SurveyedModel(name, namespace, mode, keep_alive, (), "", (), {HOST: 0}, "", False, False)
+        return SurveyedModel(name, namespace, mode, keep_alive, (), "", (), {HOST: 0}, "", "", False)
+
+    def _text_task(self, polled: PolledModel) -> str:
+        try:
+            version = max(polled.versions)
+            return self._task_of(ModelContext(polled.name, version, polled.directory, to_json(polled.config)))
+        except (NeriteError, ValueError):  # its load says what is wrong
+            return ""
 
     def _gpus_of(self, config: ModelConfig) -> list[int]:
         """Return the GPUs that the instances of a model are certain to be on."""

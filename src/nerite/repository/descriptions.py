@@ -101,6 +101,7 @@ class Descriptions:
         """Lazily yield the metrics of every version that runs now."""
         versions = [(record.namespace, running) for record in self._manager.records for running in _ascending(record)]
         for namespace, running in versions:
+            memory, source = _memory_of(running)
             yield MeteredVersion(
                 running.name,
                 running.label,
@@ -110,12 +111,13 @@ class Descriptions:
                 running.pending,
                 running.load_seconds,
                 running.restarts,
-                running.memory,
+                memory,
                 running.waiting,
                 {why.value: count for why, count in running.releases.items()},
                 max(running.config.max_batch_size, 1),
                 running.cached,
                 running.tokens,
+                source,
             )
 
     def instances(self) -> Iterator[dict[str, Any]]:
@@ -149,6 +151,14 @@ class Descriptions:
     def engine_reports(self, model: str) -> list[EngineReport]:
         """Return the latest reports of a model's engines, or of all engines if ``model`` is empty."""
         return [latest for version in self.running(model) if version.tokens for latest in version.tokens.latest]
+
+
+def _memory_of(running: RunningVersion) -> tuple[int, str]:
+    """Return the memory of a version and how it is known, as ``MeteredVersion`` has them."""
+    own = running.own_memory
+    if workers := running.memory:
+        return workers, "workers"
+    return own.size, ("files" if own.estimated else "load") if own.size else ""
 
 
 def _ascending(record: ModelRecord) -> list[RunningVersion]:

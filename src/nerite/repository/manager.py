@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -32,6 +31,7 @@ from nerite.repository.ensembles import EnsembleLinker
 from nerite.repository.kept_versions import KeptVersions, default_version, remaining_versions
 from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, Repositories, Repository
+from nerite.repository.sleeping_versions import SleepingVersions
 from nerite.repository.version_maker import ContentHashes, VersionMaker
 from nerite.routes.table import RouteTable
 
@@ -62,6 +62,7 @@ class ModelManager:
         self._catalogue = Catalogue(routes, namespacing=options.namespacing)
         self._routes = DeclaredRoutes(routes, self._catalogue, self._in_loader)
         self._ensembles = EnsembleLinker(self._catalogue, maker, self._swap, self._withdraw, routes)
+        self.sleeping = SleepingVersions(self._catalogue, self._ensembles.dependents, self._route, self._close_soon)
         self._waits: Waits = {}
         self._hashes = ContentHashes()
         self._kept: dict[str, KeptVersions] = {}
@@ -107,10 +108,7 @@ class ModelManager:
         return self._catalogue.meant(name)
 
     async def offered(self) -> dict[str, list[str]]:
-        """Return the names of the models in each namespace; a name in several repositories appears once for each.
-
-        Raises ``Internal`` if a repository cannot be read.
-        """
+        """Return the names of models by namespace, once for each repository. Raises ``Internal``: one is unreadable."""
         return await self._sources.offered()
 
     async def index(self, *, ready_only: bool) -> list[catalogue.Entry]:
@@ -166,13 +164,8 @@ class ModelManager:
         """Return the model's directory by namespace, and record ``load`` as their user."""
         if delivery is None or not delivery.files:
             return await self._sources.fetch(name, load)
-        try:
-            folder = await self._sources.unpack(delivery, load)
-        except OSError as error:
-            why = f"The files of the load request cannot be written: {system_error(error, tempfile.gettempdir())}."
-            raise refusals.not_polled(name, f"{why} Set TMPDIR to use another directory.") from None
         namespaces = [record.namespace for record in self._catalogue.all_named(name)] or [""]
-        return dict.fromkeys(namespaces, folder)
+        return dict.fromkeys(namespaces, await self._sources.unpack(name, delivery, load))
 
     async def _load_found(
         self, name: str, found: Mapping[str, Path], delivery: LoadOverrides | None, loading: LoadingRound
@@ -295,6 +288,15 @@ class ModelManager:
     def _swap(self, record: ModelRecord, running: dict[int, RunningVersion]) -> list[asyncio.Task[None]]:
         """Route requests to the new versions; return the tasks that drain the old ones."""
         old = record.running
+        self._route(record, running)
+        log_loaded(record.name)
+        self.sleeping.drop(record)
+        replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
+        for version in replaced.keys() - running.keys():
+            record.states[version] = VersionState(ModelState.UNLOADING)
+        return [self._close_soon(record, previous) for previous in replaced.values()]
+
+    def _route(self, record: ModelRecord, running: dict[int, RunningVersion]) -> None:
         record.running = running
         record.latest = default_version(self._kept.get(record.name), running)
         record.unreadable = ""
@@ -303,11 +305,6 @@ class ModelManager:
         for version in running:
             record.states[version] = VersionState(ModelState.READY)
         self._on_change()
-        log_loaded(record.name)
-        replaced = {version: previous for version, previous in old.items() if running.get(version) is not previous}
-        for version in replaced.keys() - running.keys():
-            record.states[version] = VersionState(ModelState.UNLOADING)
-        return [self._in_background(self._close(record, previous)) for previous in replaced.values()]
 
     async def _hash(self, record: ModelRecord, loaded: LoadedVersion, made: Mapping[int, RunningVersion]) -> None:
         """Compute the content hash of new versions; the time is proportional to the size of their files."""
@@ -544,7 +541,7 @@ class ModelManager:
 
     def _unload_now(self, record: ModelRecord) -> list[asyncio.Task[None]]:
         record.seen = record.loaded = None
-        return self._withdraw(record)
+        return [*self._withdraw(record), *self.sleeping.drop(record)]
 
     def _withdraw(self, record: ModelRecord) -> list[asyncio.Task[None]]:
         """Stop routing requests to a model; return the tasks that drain its versions."""
@@ -554,7 +551,10 @@ class ModelManager:
         self._on_change()
         for version in old:
             record.states[version] = VersionState(ModelState.UNLOADING)
-        return [self._in_background(self._close(record, running)) for running in old.values()]
+        return [self._close_soon(record, running) for running in old.values()]
+
+    def _close_soon(self, record: ModelRecord, running: RunningVersion) -> asyncio.Task[None]:
+        return self._in_background(self._close(record, running))
 
     async def _close(self, record: ModelRecord | None, running: RunningVersion, patience: float | None = None) -> None:
         """Close a version when it is drained, or after ``patience`` seconds."""
@@ -581,7 +581,8 @@ class ModelManager:
             record.latest = -1
             for version in running.values():
                 version.abandon(refusals.stopping())
-                self._in_background(self._close(record, version))
+                self._close_soon(record, version)
+            self.sleeping.drop(record)
         self._on_change()
         while self._background:
             await asyncio.wait(self._background)

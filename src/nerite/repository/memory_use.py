@@ -7,27 +7,39 @@ driver does not tell processes apart, it is by how much the use grows during the
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from nerite.core.memory import memory_of, resident_of_family
+from nerite.core.memory import OwnMemory, memory_of, resident_of_family
 from nerite.instances.in_process import InProcessInstance
 from nerite.models.running_version import RunningVersion
 from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.observability.machine import cgroup_limit, memory_sizes
 from nerite.repository.catalogue import ModelFingerprint
-from nerite.scheduling.model_residency import HOST, Amounts
+from nerite.scheduling.residency_table import HOST, Amounts
 
 _log = logging.getLogger("nerite.repository")
 _SHARE_OF_HOST: Final = 0.8
 _SHARE_OF_GPU: Final = 0.9
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+"""Parameters of ``mallopt``."""
+_LARGE_BLOCK: Final = 1 << 20
+_TRIM_SECONDS: Final = 1.0
+"""Between two times at which freed memory is given back: that takes milliseconds, in which no thread gets memory."""
+_TRIM_SHARE: Final = 0.05
+"""Of the budget of the host, by which the server's process grows without models before freed memory is given back."""
 _WORKER_BYTES: Final = 32 << 20
 """Of a Python process with numpy, for the estimate of a model that was never loaded."""
 
@@ -73,12 +85,20 @@ class MemoryGauge:
                 amounts[place] = used
         return amounts
 
+    def return_large_blocks(self) -> None:
+        """Have this process give large blocks, such as weights, back to the system as soon as they are freed.
+
+        By default the C library of GNU keeps blocks of up to 32 MiB for later once it has seen such a block freed.
+        """
+        with suppress(OSError, AttributeError):  # another C library
+            library = ctypes.CDLL(None)
+            library.mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
+            library.mallopt(_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
+
     def trim(self) -> None:
         """Give memory that was freed in this process back to the system."""
-        try:
+        with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        except (OSError, AttributeError):  # not the C library of GNU
-            return
 
 
 def _memory_of_host() -> int:
@@ -102,6 +122,40 @@ def grown(before: MemoryUse, after: MemoryUse) -> dict[str, int]:
     return {place: amount for place, amount in growth.items() if amount > 0}
 
 
+class LoadGrowth:
+    """Divides the growth of a process among the loads during which it grows, by the size of their files. No I/O."""
+
+    def __init__(self) -> None:
+        self._weights: dict[object, int] = {}
+        self._grown: dict[object, float] = {}
+        self._used = 0
+
+    def begin(self, load: object, files: int, used: int) -> None:
+        """Note that a load begins, with ``used`` bytes in use."""
+        self._divide(used)
+        self._weights[load], self._grown[load] = files + 1, 0.0
+
+    def end(self, load: object, used: int) -> int:
+        """Note that a load has ended; return its growth."""
+        self._divide(used)
+        del self._weights[load]
+        return max(round(self._grown.pop(load)), 0)
+
+    def _divide(self, used: int) -> None:
+        growth, whole = used - self._used, sum(self._weights.values())
+        self._used = used
+        for load, weight in self._weights.items():
+            self._grown[load] += growth * weight / whole
+
+
+def files_size(directory: Path) -> int:
+    """Return the size of all files under a directory; 0 if they cannot be read. Blocks."""
+    try:
+        return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    except OSError:
+        return 0
+
+
 def worker_shares(versions: Iterable[RunningVersion], everyone: Iterable[RunningVersion]) -> dict[int, float]:
     """Return the worker processes of some versions, and their share of each by the number of instances in it.
 
@@ -119,6 +173,79 @@ def worker_shares(versions: Iterable[RunningVersion], everyone: Iterable[Running
 def runs_here(versions: Iterable[RunningVersion]) -> bool:
     """Return whether an instance of some versions runs in the server's own process."""
     return any(isinstance(instance, InProcessInstance) for version in versions for instance in version.instances)
+
+
+class ModelMemory:
+    """Measures what models take. For the event loop's thread only; what blocks is done in threads of ``loader``."""
+
+    def __init__(self, gauge: MemoryGauge, everyone: Callable[[], Sequence[RunningVersion]], loader: Executor) -> None:
+        """``everyone`` returns all versions that have workers."""
+        self._gauge = gauge
+        self._everyone = everyone
+        self._loader = loader
+        self.here: dict[str, int] = {}
+        """Memory of models in the server's own process."""
+        self._at_start = gauge.use().process
+        """What that used before it had models."""
+        self._trimmed_at = 0.0
+        self._trimmed_to = 0
+
+    async def loaded(
+        self, name: str, versions: Sequence[RunningVersion], growth: Amounts, files: int
+    ) -> dict[str, int]:
+        """Return what a model takes: its workers as they are, and of the server's process the ``growth``."""
+        size = await self.of_workers(versions)
+        if runs_here(versions):
+            # Memory that another model has freed may be used again without growth: files are in memory once at least.
+            own = OwnMemory.of_load(growth.get(HOST, 0), files)
+            self.here[name] = own.size
+            size[HOST] = size.get(HOST, 0) + own.size
+            inside = [version for version in versions if runs_here([version])]
+            for version in inside:
+                version.own_memory = own._replace(size=own.size // len(inside))
+        for place, amount in growth.items():
+            if place != HOST and place not in size:
+                size[place] = amount
+        return size
+
+    def of_server(self, use: MemoryUse) -> int:
+        """Return by how much the server's process has grown since it started, without the models in it."""
+        return max(use.process - self._at_start - sum(self.here.values()), 0)
+
+    def is_trim_due(self, use: MemoryUse, budget: int) -> bool:
+        """Return whether the server has grown so much since the last ``trim`` that the next may be worth its time."""
+        return self.of_server(use) - self._trimmed_to > budget * _TRIM_SHARE
+
+    async def trim(self) -> MemoryUse:
+        """Give memory that was freed back to the system, at most once a second; return what is used then."""
+        await asyncio.sleep(max(self._trimmed_at + _TRIM_SECONDS - time.monotonic(), 0))
+        self._trimmed_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._loader, self._gauge.trim)
+        use = await loop.run_in_executor(self._loader, self._gauge.use)
+        self._trimmed_to = self.of_server(use)
+        return use
+
+    async def asleep(self, versions: Sequence[RunningVersion], files: int) -> dict[str, int]:
+        """Return what a model takes that sleeps; without the GPUs whose driver does not tell."""
+        size = await self.of_workers(versions)
+        # Pinned memory is not among the resident pages of a process everywhere.
+        return {**size, HOST: max(size.get(HOST, 0), files)}
+
+    async def of_workers(self, versions: Sequence[RunningVersion]) -> dict[str, int]:
+        """Return what the workers of some versions take; empty if they have none."""
+        shares = worker_shares(versions, self._everyone())
+        if not shares:
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(self._loader, self._gauge.of_workers, shares)
+
+
+def expected_rest(size: Amounts, files: int) -> dict[str, int]:
+    """Return what a model of this size is expected to take while it sleeps, before that is measured.
+
+    Its weights are in the memory of the host then. vLLM's documentation promises 90 % of the memory of the GPUs.
+    """
+    return {place: amount // 10 for place, amount in size.items()} | {HOST: size.get(HOST, 0) + files}
 
 
 def _pids(versions: Iterable[RunningVersion]) -> list[int]:

@@ -30,26 +30,17 @@ from nerite.repository.memory_use import (
     MeasuredLoads,
     MemoryGauge,
     MemoryUse,
+    ModelMemory,
+    expected_rest,
     grown,
-    runs_here,
-    worker_shares,
 )
-from nerite.scheduling.model_residency import (
-    HOST,
-    Activity,
-    Amounts,
-    ModelResidency,
-    Residence,
-    ResidencyOrder,
-    Step,
-)
+from nerite.scheduling.model_residency import Activity, ModelResidency, ResidencyOrder, Step
+from nerite.scheduling.residency_table import HOST, Amounts, Residence
 
 _log = logging.getLogger("nerite.repository")
 _POLL_SECONDS: Final = 0.05
 """Between two looks whether a busy model has become idle, while another waits for its memory."""
 _MEASURE_SECONDS: Final = 10.0
-_TRIM_SECONDS: Final = 1.0
-"""Between two times at which freed memory is given back: that takes milliseconds, in which no thread gets memory."""
 _NS: Final = 1_000_000_000
 
 
@@ -76,7 +67,7 @@ class OnDemandModels:
         self.figures = DemandFigures(self.residency)
         """Counters for the metrics."""
         self.on_failed: Callable[[str, NeriteError], None] = lambda model, error: None
-        """Told that the requests which wait for a model wait in vain."""
+        """Called when a model that requests wait for could not be loaded."""
         self.on_loaded: Callable[[str], None] = lambda model: None
         """Told that a model was loaded."""
         self._models: dict[str, SurveyedModel] = {}
@@ -85,18 +76,15 @@ class OnDemandModels:
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         """Loads that were ordered rather than wanted by requests."""
         self._loading: dict[object, list[str]] = {}
-        """The models of each load in progress."""
+        """The models of each load in progress; none once they are loaded and only have to be measured."""
         self._overlapped: dict[object, set[str]] = {}
         """The models that were loaded by others during each load in progress."""
-        self._here: dict[str, int] = {}
-        """Memory of models in the server's own process."""
-        self._trimmed_at = 0.0
+        self._memory = ModelMemory(gauge, lambda: [*manager.running(), *manager.sleeping.all()], loader)
+        self._wake_seconds: dict[str, float] = {}
+        """How long models took to wake."""
         self._trimming = False
-        """Memory that was freed is about to be given back."""
         self._strangers = 0
         """Memory of the workers of models that clients have loaded."""
-        self._baseline = gauge.use()
-        """What the server used before it had models."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -170,6 +158,7 @@ class OnDemandModels:
 
     async def start(self) -> list[tuple[str, NeriteError]]:
         """Read the repositories, and load the pinned models; return the failures."""
+        self._gauge.return_large_blocks()
         await self._in_loader(self._measured.read)
         found = await self._in_loader(self._survey.read)
         self._follow(found)
@@ -219,14 +208,18 @@ class OnDemandModels:
         for name, each in now.items():
             if self._models.get(name) != each:
                 self._describe(each)
+                if self.residency.residence(name) is Residence.ASLEEP:
+                    self._run(self._end_sleep(name))
         self.adopt()
         for name in self._models.keys() - now.keys():
             for record in self._manager.records.all_named(name):
                 record.on_demand = False
-                if not record.running:
+                if not (record.running or record.asleep):
                     self._manager.records.forget(record)
             if self.residency.residence(name) is Residence.ABSENT:
                 self.residency.forget(name)
+            elif self.residency.residence(name) is Residence.ASLEEP:
+                self._run(self._end_sleep(name))
         if self._models or now:
             self._models = now
             self._manager.changed()
@@ -245,7 +238,7 @@ class OnDemandModels:
             self.residency.expect_seconds(model.name, known.seconds)
         record = self._manager.records.open(model.namespace, model.name)
         record.on_demand = True
-        record.text_model = model.text_model
+        record.text_task = model.text_task
         record.retry_after = retry_seconds(self.residency.seconds(model.name))
         if record.running or record.lock.locked():
             return
@@ -270,7 +263,7 @@ class OnDemandModels:
             return
         now = time.monotonic_ns()
         self._reconcile(now)
-        evictions: list[ResidencyOrder] = []
+        leaving: list[ResidencyOrder] = []
         for order in self.residency.decide(now, self._activity):
             if order.step is Step.LOAD:
                 self._run(self._load(order.model))
@@ -280,9 +273,9 @@ class OnDemandModels:
                 _log.warning("%s", text)
                 self._in_vain(order.model, Unavailable(text))
             else:
-                evictions.append(order)
-        if evictions:
-            self._run(self._evict(evictions))
+                leaving.append(order)
+        if leaving:
+            self._run(self._dismiss(leaving))
         self._set_timer(now)
 
     def _set_timer(self, now_ns: int) -> None:
@@ -299,11 +292,14 @@ class OnDemandModels:
     def _reconcile(self, now_ns: int) -> None:
         """Note when models were used, and which were unloaded by clients."""
         wall_ns = time.time_ns()
+        for name in self.residency.asleep():
+            if not self._manager.sleeping.of(name):
+                self.residency.unloaded(name)
         for name in self.residency.in_memory():
             versions = self._versions(name)
             if not versions:
                 self.residency.unloaded(name)
-                self._here.pop(name, None)
+                self._memory.here.pop(name, None)
             for version in versions:
                 if version.in_flight:
                     self.residency.used(name, now_ns)
@@ -339,7 +335,9 @@ class OnDemandModels:
         before = await self._in_loader(self._gauge.use)
         began = time.monotonic()
         try:
-            await self._manager.load(name)
+            woken = {each for each in members if await self._manager.sleeping.wake(each)}
+            if name not in woken:
+                await self._manager.load(name)
         except NeriteError as error:
             self._failed(name, error.without_frames())
             return
@@ -348,13 +346,26 @@ class OnDemandModels:
             return
         else:
             seconds, ended_ns = time.monotonic() - began, time.monotonic_ns()
+            self.figures.wakes += len(woken)
+            if name in woken:
+                self._wake_seconds[name] = seconds
+                self._loaded(name, members, self.residency.seconds(name), ended_ns)
+                _log.info("woke '%s' in %.2f s", name, seconds)
+                return
             self._loaded(name, members, seconds, ended_ns)
+            self.figures.loads["loaded"] += 1
+            self.figures.load_seconds.note(seconds)
+            # A load that begins while this one is measured finds its memory in use: they do not overlap.
+            del self._overlapped[load]
+            self._loading[load] = []
             after = await self._in_loader(self._gauge.use)
             growth = grown(before, after)
+            members = [each for each in members if each not in woken]
             await self._measure_load(members, sorted(overlapped), growth)
             self._tell(name, seconds)
         finally:
-            del self._loading[load], self._overlapped[load]
+            del self._loading[load]
+            self._overlapped.pop(load, None)
             self._act_soon()
 
     def _loaded(self, name: str, members: list[str], seconds: float, ended_ns: int) -> None:
@@ -369,8 +380,6 @@ class OnDemandModels:
             self._settle(each)
         for record in self._manager.records.all_named(name):
             record.retry_after = retry_seconds(seconds)
-        self.figures.loads["loaded"] += 1
-        self.figures.load_seconds.note(seconds)
 
     async def _measure_load(self, members: list[str], others: list[str], growth: Amounts) -> None:
         weights = {each: sum(self.residency.size(each).values()) + 1 for each in (*members, *others)}
@@ -378,27 +387,20 @@ class OnDemandModels:
         for each in members:
             share = weights[each] / whole
             amounts = {place: round(n * share) for place, n in growth.items()}
-            size = await self._measured_size(each, self._versions(each), amounts)
-            if self._versions(each):
+            versions, files = self._versions(each), self._files(each)
+            size = await self._memory.loaded(each, versions, amounts, files)
+            if versions := self._versions(each):
                 self.residency.measured(each, size)
                 self._keep(each, size, self.residency.seconds(each))
+                rest = expected_rest(size, files) if all(version.can_sleep for version in versions) else None
+                self.residency.can_sleep(each, rest)
             else:
-                self._here.pop(each, None)
+                self._memory.here.pop(each, None)
 
-    async def _measured_size(self, name: str, versions: list[RunningVersion], growth: Amounts) -> dict[str, int]:
-        """Return what a model takes: of its workers as they are, of the server's process by the ``growth``."""
-        shares = worker_shares(versions, self._manager.running())
-        size: dict[str, int] = await self._in_loader(self._gauge.of_workers, shares)
-        if runs_here(versions):
-            # Memory that another model has freed may be used again without growth: files are in memory once at least.
-            known = self._models.get(name)
-            files = 0 if known is None else known.estimate.get(HOST, 0)
-            here = self._here[name] = max(growth.get(HOST, 0), files)
-            size[HOST] = size.get(HOST, 0) + here
-        for place, amount in growth.items():
-            if place != HOST and place not in size:
-                size[place] = amount
-        return size
+    def _files(self, name: str) -> int:
+        """Return what the files of a model take, by which it is estimated before it is measured."""
+        known = self._models.get(name)
+        return 0 if known is None else known.estimate.get(HOST, 0)
 
     def _keep(self, name: str, size: Amounts, seconds: float) -> None:
         known = self._models.get(name)
@@ -436,14 +438,16 @@ class OnDemandModels:
             elif not done.done() and error is not None:
                 done.set_exception(error)
 
-    async def _evict(self, orders: Iterable[ResidencyOrder]) -> None:
-        """Unload models in this order; one that has got a request meanwhile stays, and what it needs."""
+    async def _dismiss(self, orders: Iterable[ResidencyOrder]) -> None:
+        """Unload models in this order, or put them to sleep; one that has got a request meanwhile stays."""
         for order in orders:
-            idle = order.step is Step.EVICT
+            idle = order.step is not Step.DRAIN
 
             def stays(model: str = order.model, worst: Activity = Activity.IDLE if idle else Activity.WORKS) -> bool:
                 return any(self._activity(each) > worst for each in self.residency.needed_by(model))
 
+            if order.step is Step.SLEEP and await self._put_to_sleep(order.model, stays):
+                continue
             closing: list[asyncio.Task[None]] = []
             kept = False
             for record in self._manager.records.all_named(order.model):
@@ -454,6 +458,7 @@ class OnDemandModels:
             if kept:
                 self.residency.kept(order.model, time.monotonic_ns())
                 continue
+            await self._manager.sleeping.unload(order.model)
             reason = "drained" if order.step is Step.DRAIN else order.reason
             self.figures.evictions[reason] += 1
             _log.info("evicted '%s': %s", order.model, _REASONS[reason])
@@ -461,25 +466,59 @@ class OnDemandModels:
                 await asyncio.wait(closing)  # its requests still need the models behind it
             self._run(self._closed(order.model, closing))
 
+    async def _put_to_sleep(self, name: str, stays: Callable[[], bool]) -> bool:
+        """Have a model sleep; return False if it is still there, because it works or an ensemble needs it."""
+        before, began = await self._in_loader(self._gauge.use), time.monotonic()
+        closing = await self._manager.sleeping.put_to_sleep(name, stays)
+        versions = self._manager.sleeping.of(name)
+        if closing:
+            self.residency.can_sleep(name, None)
+            self._run(self._closed(name, closing))
+        elif versions:
+            after = await self._in_loader(self._gauge.use)
+            size, freed = self.residency.size(name), grown(after, before)
+            rest = {place: max(amount - freed.get(place, 0), 0) for place, amount in size.items()}
+            measured = await self._memory.asleep(versions, self._files(name))
+            self.residency.fell_asleep(name, {**rest, **measured})
+            self.figures.sleeps += 1
+            for record in self._manager.records.all_named(name):
+                record.retry_after = retry_seconds(self._wake_seconds.get(name, 1.0))
+            _log.info("put '%s' to sleep in %.2f s: another model needs its memory", name, time.monotonic() - began)
+        self._act_soon()
+        return bool(closing or versions)
+
+    async def _end_sleep(self, name: str) -> None:
+        """Unload a model that sleeps: it has changed, is gone from the repository, or its process has ended."""
+        await self._manager.sleeping.unload(name)
+        if self.residency.residence(name) is Residence.ASLEEP:
+            self.residency.unloaded(name)
+            self._forgotten(name)
+        for record in self._manager.records.all_named(name) if name not in self._models else ():
+            if not record.running:
+                self._manager.records.forget(record)
+        self._act_soon()
+
+    def _forgotten(self, name: str) -> None:
+        """Forget a model that is no longer in memory if it is gone from the repository."""
+        if name not in self._models and name in self.residency:
+            self.residency.forget(name)
+        for record in self._manager.records.all_named(name):
+            record.retry_after = retry_seconds(self.residency.seconds(name))
+
     async def _closed(self, name: str, closing: list[asyncio.Task[None]]) -> None:
         if closing:
             await asyncio.wait(closing)
-        if self._here.pop(name, None) is not None and not self._trimming:
-            self._trimming = True
-            self._run(self._give_back())
+        self._memory.here.pop(name, None)
         self._measure_overhead(await self._in_loader(self._gauge.use))
         self.residency.unloaded(name)
-        if name not in self._models and name in self.residency:
-            self.residency.forget(name)
+        self._forgotten(name)
         self._act_soon()
 
     async def _give_back(self) -> None:
         """Give freed memory back to the system, and measure what the server's process still has of it."""
-        await asyncio.sleep(max(self._trimmed_at + _TRIM_SECONDS - time.monotonic(), 0))
-        self._trimmed_at = time.monotonic()
+        use = await self._memory.trim()
         self._trimming = False
-        await self._in_loader(self._gauge.trim)
-        self._measure_overhead(await self._in_loader(self._gauge.use))
+        self._measure_overhead(use)
         self._act_soon()
 
     # Measurements.
@@ -489,16 +528,23 @@ class OnDemandModels:
         self.adopt()
         for name in self.residency.in_memory():
             versions = self._versions(name)
-            shares = worker_shares(versions, self._manager.running())
-            if not shares:
+            now = await self._memory.of_workers(versions)
+            if not now:
                 continue
-            now = await self._in_loader(self._gauge.of_workers, shares)
             size = {**self.residency.size(name), **now}
-            size[HOST] = now.get(HOST, 0) + self._here.get(name, 0)
+            size[HOST] = now.get(HOST, 0) + self._memory.here.get(name, 0)
             self.residency.measured(name, size)
             self._keep(name, size, self.residency.seconds(name))
+        for name in self.residency.asleep():
+            versions = self._manager.sleeping.of(name)
+            if not all(instance.usable for version in versions for instance in version.instances):
+                await self._end_sleep(name)  # a new process would take the memory of the GPU again
+                continue
+            measured = await self._memory.asleep(versions, self._files(name))
+            if self.residency.residence(name) is Residence.ASLEEP:
+                self.residency.fell_asleep(name, {**self.residency.taken(name), **measured})
         strangers = [each for each in self._manager.running() if each.name not in self.residency]
-        amounts = await self._in_loader(self._gauge.of_workers, worker_shares(strangers, self._manager.running()))
+        amounts = await self._memory.of_workers(strangers)
         self._strangers = amounts.get(HOST, 0)
         self._measure_overhead(await self._in_loader(self._gauge.use))
         if self._unwritten:
@@ -508,11 +554,13 @@ class OnDemandModels:
 
     def _measure_overhead(self, use: MemoryUse) -> None:
         """Find out what is used by the server itself, and on GPUs by other processes. Not while a load changes it."""
-        if self._loading or self._trimming:
+        if self._loading:
             return
-        used = use.process - self._baseline.process - sum(self._here.values())
-        overhead = {HOST: max(used, 0) + self._strangers}
-        sizes = [self.residency.size(name) for name in self.residency.in_memory()]
+        if not self._trimming and self._memory.is_trim_due(use, self.residency.budget[HOST]):
+            self._trimming = True
+            self._run(self._give_back())
+        overhead = {HOST: self._memory.of_server(use) + self._strangers}
+        sizes = [self.residency.taken(name) for name in (*self.residency.in_memory(), *self.residency.asleep())]
         for place, amount in use.gpus.items():
             overhead[place] = max(amount - sum(size.get(place, 0) for size in sizes), 0)
         self.residency.measured_overhead(overhead)

@@ -323,8 +323,18 @@ class Repositories:
             raise refusals.in_several(name, [repository.location for repository, _ in found])
         return {self._namespace(repository): folder for repository, folder in found}
 
-    async def unpack(self, delivery: LoadOverrides, user: object) -> Path:
-        """Write the files of a load request to a directory of their own, whose user is ``user``. Raises ``OSError``."""
+    async def unpack(self, name: str, delivery: LoadOverrides, user: object) -> Path:
+        """Write the files of a request to load a model to a directory of their own, whose user is ``user``.
+
+        Raises ``NeriteError``.
+        """
+        try:
+            return await self._unpacked(delivery, user)
+        except OSError as error:
+            why = f"The files of the load request cannot be written: {system_error(error, tempfile.gettempdir())}."
+            raise refusals.not_polled(name, f"{why} Set TMPDIR to use another directory.") from None
+
+    async def _unpacked(self, delivery: LoadOverrides, user: object) -> Path:
         folder: Path = await self._blocking(new_override_folder)
         # Taken before it exists, so that however the load ends the directory is removed with its last user.
         self.folders.take(folder, user, partial(shutil.rmtree, folder, ignore_errors=True))

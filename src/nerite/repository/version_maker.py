@@ -31,6 +31,7 @@ from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
 from nerite.config.text import to_text
 from nerite.core.errors import Internal, NeriteError, Unavailable, Unsupported
+from nerite.core.memory import OwnMemory, memory_of
 from nerite.core.signature import Signature
 from nerite.models.launcher import Launcher
 from nerite.models.running_version import RunningVersion
@@ -38,6 +39,7 @@ from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.observability.load_times import stage
 from nerite.repository import catalogue
 from nerite.repository.catalogue import EnsembleDefinition, FileEntry, LoadedVersion
+from nerite.repository.memory_use import LoadGrowth, files_size
 from nerite.repository.repositories import LoadOverrides
 from nerite.scheduling.ensemble import StepModel
 
@@ -168,6 +170,7 @@ class VersionMaker:
         self._loader = loader
         self._slots = slots
         self._placement = placement
+        self._growth = LoadGrowth()
         self.preparing = asyncio.Event()
         """Set when something is made for a model that may take minutes, such as an environment."""
 
@@ -271,6 +274,36 @@ class VersionMaker:
             _log.info("'%s' version %d now has %d instances", running.name, running.version, len(running.instances))
 
     async def _make(self, polled: PolledModel, version: int, progress: Callable[[str], None]) -> RunningVersion:
+        """Launch a version, and measure by how much this process grows if it runs here."""
+        with stage("configuration"):
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._loader, self._own_files, polled, version, progress)
+        if found is None:
+            return await self._launched(polled, version, progress)
+        load = object()
+        self._growth.begin(load, found, memory_of(os.getpid()))
+        try:
+            running = await self._launched(polled, version, progress)
+        finally:
+            growth = self._growth.end(load, memory_of(os.getpid()))
+        running.own_memory = OwnMemory.of_load(growth, found)
+        return running
+
+    def _own_files(self, polled: PolledModel, version: int, progress: Callable[[str], None]) -> int | None:
+        """Return the size of the files of a version that runs in this process, and None for another.
+
+        Its framework is imported, which is not of the memory of the model. Blocks; mistakes are left to the load.
+        """
+        place = self._settings_of(polled.config.backend).get(SETTING, "")
+        config = registry.filled_in(polled.config, place)
+        try:
+            if not self._launcher.import_here(self._context(polled, config, version, {}, progress)):
+                return None
+        except NeriteError:
+            return None
+        return files_size(polled.directory / str(version))
+
+    async def _launched(self, polled: PolledModel, version: int, progress: Callable[[str], None]) -> RunningVersion:
         memo: dict[str, Any] = {}
         with stage("configuration"):
             loop = asyncio.get_running_loop()

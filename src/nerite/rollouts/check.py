@@ -159,10 +159,10 @@ class _Check:
             self.found.append(warns("engine", before.config.backend, after.config.backend, text))
         self.stage = "trying the candidate"
         directory = self._server.version_directory(before)
-        sample = await asyncio.to_thread(
-            trial_sample.sample_of, before, None if directory is None else directory.parent
+        samples = await asyncio.to_thread(
+            trial_sample.samples_of, before, None if directory is None else directory.parent
         )
-        self.found += await trial_differences(before, after, sample, self._limits.trials)
+        self.found += await trial_differences(before, after, samples, self._limits.trials)
         self.found += memory.measured_differences(before.memory, after.memory, self._limits.memory)
 
     async def _compare_languages(self, after: RunningVersion) -> None:

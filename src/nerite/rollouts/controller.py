@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
+from nerite.config.rollout_spec import RolloutSpec, spec_of
 from nerite.core.errors import Conflict, NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.observability.exposition import Page
@@ -24,12 +25,12 @@ from nerite.rollouts.analysis import analysis_of
 from nerite.rollouts.check import differences, refuse_if_blocked
 from nerite.rollouts.declarations import Declarations, DeclaredRollout
 from nerite.rollouts.difference import Difference
+from nerite.rollouts.fleet_counts import table_of
 from nerite.rollouts.fleet_order import FleetLead, FleetOrder, shared_spec
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import RolloutCommand, RolloutDecision, RolloutReason, RolloutState
 from nerite.rollouts.run import MAX_DIFFERENCES, RolloutRun
-from nerite.rollouts.spec import RolloutSpec, spec_of
 from nerite.rollouts.state_directory import StateWriter
 from nerite.rollouts.versions import RolloutVersions
 from nerite.rollouts.webhook import Webhooks
@@ -77,8 +78,11 @@ class RolloutController:
 
     # Start and stop
 
-    def restore(self, declared: Mapping[str, RolloutSpec]) -> None:
-        """Read the state files, before any model is loaded. Blocks. ``declared`` has the files beside the models."""
+    def restore(self, baselines: Mapping[str, str]) -> None:
+        """Read the state files, before any model is loaded. Blocks.
+
+        ``baselines`` are the versions that models serve of which no rollout is known yet.
+        """
         for stored in self._writer.directory.read():
             if stored.problem:
                 log.error(f"the state of a rollout is lost: {stored.problem}")
@@ -89,9 +93,9 @@ class RolloutController:
                 log.error(f"the state of the rollout of '{stored.model}' is lost: it has another form: {error}")
         for record in self._records.values():
             self._versions.keep_when_loaded(record)
-        for model, spec in declared.items():
-            if spec.baseline and model not in self._records:
-                self._versions.pin_when_loaded(model, spec.baseline)
+        for model, baseline in baselines.items():
+            if model not in self._records:
+                self._versions.pin_when_loaded(model, baseline)
 
     async def start(self) -> None:
         """Go on with the rollouts, once the models are loaded and before the first request."""
@@ -184,18 +188,38 @@ class RolloutController:
         record = self._records.get(model)
         run = None if record is None else record.run
         if record is None or run is None or run.lead is None or run.id != order.id:
-            record = await self._prepare(model, shared_spec(order.rollout.spec), order.id, order.started)
+            spec = shared_spec(order.rollout.spec)
+            if order.declared:
+                self._give_way(model, record, order, spec)
+            record = await self._prepare(model, spec, order.id, order.started)
             run = record.run
             assert run is not None
+            record.declared = spec.as_json() if order.declared else record.declared
             run.lead = FleetLead(order, self._clock())
-            if order.rollout.state.is_end:
+            if order.rollout.state.is_end and not order.rollout.weight:
                 self._follow(record, run, run.lead)
-            else:
+            else:  # also if it was promoted before
                 self._begin_check(record, run)
         elif run.lead.hear(order, self._clock()):
             self._follow(record, run, run.lead)
             self._save(record)
-        return self._status(record)
+        status = self._status(record)
+        return {**status, "fleet": {**status["fleet"], "counts": table_of(run.counts())}}
+
+    def _give_way(self, model: str, record: RolloutRecord | None, order: FleetOrder, spec: RolloutSpec) -> None:
+        """End what a router's cluster file replaces. Raises ``Conflict`` if something else holds."""
+        if file := self._declarations.path(model):
+            raise Conflict(f"{file} asks for a rollout, too, beside the cluster file of the router: remove one of them")
+        run = None if record is None else record.run
+        if record is None or run is None:
+            return
+        if run.lead is not None and run.lead.order.declared:
+            if order.term <= run.lead.order.term:
+                raise Conflict(f"a router with a later cluster file leads the rollouts of '{model}'")
+            if run.active:
+                self._apply(record, run.rollout.supersede("the cluster file"))
+        elif record.declared == spec.as_json():
+            raise Conflict(f"a later rollout of '{model}' holds until the cluster file of the router changes")
 
     def analysis(self, model: str) -> dict[str, Any]:
         """Return what the judge of a model's last rollout says, for other tools. Raises ``NotFound``."""
@@ -396,7 +420,7 @@ class RolloutController:
 
     def _status(self, record: RolloutRecord) -> dict[str, Any]:
         assert record.run is not None
-        document = {**record.run.status(), "pinned": record.pinned, "fleet": None}
+        document = {**record.run.status(), "pinned": record.pinned, "declared": record.declared, "fleet": None}
         if record.run.lead is not None:
             document["fleet"] = {**record.run.lead.status(self._clock()), "boot": self._boot}
         if self._writer.problem:

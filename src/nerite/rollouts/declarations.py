@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from nerite.config.rollout_spec import MAX_SPEC, RolloutSpec, spec_of_file
 from nerite.config.watched_file import FileContent, WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
 from nerite.repository.catalogue import ROLLOUT_FILE
 from nerite.repository.remote import is_remote
-from nerite.rollouts.spec import MAX_SPEC, RolloutSpec, spec_of_file
 
 _ABSENT: Final = FileContent(b"", "is not there")
 
@@ -82,14 +82,14 @@ def read_now(directory: Path) -> RolloutSpec | None:
         return None  # it is watched, and its mistakes are logged, once the server has started
 
 
-def declared_in(repositories: Iterable[str]) -> dict[str, RolloutSpec]:
-    """Return the specifications beside the models of local repositories. Blocks on I/O."""
-    found: dict[str, RolloutSpec] = {}
+def baselines_in(repositories: Iterable[str]) -> dict[str, str]:
+    """Return the baselines that files beside the models of local repositories name. Blocks on I/O."""
+    found: dict[str, str] = {}
     for repository in repositories:
         for path in () if is_remote(repository) else sorted(Path(repository).glob(f"*/{ROLLOUT_FILE}")):
             spec = read_now(path.parent)
-            if spec is not None:
-                found[path.parent.name] = spec
+            if spec is not None and spec.baseline:
+                found[path.parent.name] = spec.baseline
     return found
 
 
@@ -112,6 +112,11 @@ class Declarations:
                 self._files[model] = DeclaredRollout(path)
             elif file.path != path:  # an object store: each state of a model has its own directory
                 file.path = path
+
+    def path(self, model: str) -> str:
+        """Return the file of a model; empty if it has none."""
+        file = self._files.get(model)
+        return file.path if file is not None and file.found else ""
 
     def read(self) -> list[tuple[str, DeclaredRollout, FileContent]]:
         """Read all files. Blocks on I/O; for another thread."""

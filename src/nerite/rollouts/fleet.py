@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from nerite.config.rollout_spec import RolloutSpec, WhenLost
 from nerite.core.errors import Conflict, InvalidArgument
 from nerite.judge.gates import LimitGate, parse_gate
 from nerite.judge.judge import Judge
@@ -26,7 +26,6 @@ from nerite.rollouts.rollout import (
     RolloutReason,
     RolloutState,
 )
-from nerite.rollouts.spec import RolloutSpec
 
 _SECOND: Final = 1_000_000_000
 LOST_NS: Final = 60_000_000_000
@@ -39,16 +38,6 @@ _OTHERS_END: Final = {
     RolloutReason.SUPERSEDED: RolloutState.ABORTED,
 }
 """How all end if one replica has ended its rollout for a reason."""
-
-
-class WhenLost(StrEnum):
-    """What happens while a replica cannot be reached, or refuses the rollout."""
-
-    HOLD = "hold"
-    """Stay at the step. Harm is still rolled back."""
-    GO_ON = "go-on"
-    ROLL_BACK = "rollback"
-    """Roll back if it lasts for a minute."""
 
 
 class Replica(NamedTuple):
@@ -104,6 +93,16 @@ def order_under_way(replicas: Mapping[str, Replica], spec: RolloutSpec) -> Fleet
     return newest
 
 
+def newest_order(replicas: Mapping[str, Replica]) -> FleetOrder | None:
+    """Return the newest order that any replica has; None if there is none."""
+    orders = [replica.order for replica in replicas.values() if replica.order is not None]
+    return max(orders, key=lambda order: order.age, default=None)
+
+
+def _next_term(replicas: Mapping[str, Replica]) -> int:
+    return max((replica.order.term for replica in replicas.values() if replica.order is not None), default=0) + 1
+
+
 class FleetRollout:
     """A rollout of all replicas."""
 
@@ -134,7 +133,7 @@ class FleetRollout:
         self._answered: dict[str, str] = {}
         """By replica: the last wish that was carried out or refused."""
         self.refused: list[str] = []
-        """What operators asked for in vain, since the last decision."""
+        """Commands of operators that were refused since the last decision."""
 
     @classmethod
     def begin(
@@ -150,14 +149,55 @@ class FleetRollout:
     ) -> FleetRollout:
         """Go on with the rollout that is under way, or begin one with the id ``number``. Raises ``NeriteError``."""
         last = order_under_way(replicas, spec)
-        terms = [replica.order.term for replica in replicas.values() if replica.order is not None]
-        term = max(terms, default=0) + 1
+        term = _next_term(replicas)
         if last is None:
             order = FleetOrder(number, term, 1, started, Rollout(spec), lease=lease)
         else:  # the webhook is not kept by replicas
             rollout = Rollout.of_json(last.rollout.as_json(), spec)
             order = last._replace(term=term, sequence=1, rollout=rollout, lease=lease, answered="")
         return cls(model, order, when_lost)
+
+    @classmethod
+    def of_declaration(
+        cls,
+        model: str,
+        spec: RolloutSpec,
+        replicas: Mapping[str, Replica],
+        number: str,
+        started: str,
+        *,
+        lease: float,
+        when_lost: WhenLost,
+    ) -> FleetRollout:
+        """Go on with the rollout that a cluster file asks for, also if it has ended, or begin it.
+
+        What is declared is acted on once, as ``rollout.toml`` is. Raises ``Conflict`` while another rollout holds.
+        """
+        shared = shared_spec(spec)
+        term = _next_term(replicas)
+        last = newest_order(replicas)
+        if last is not None and last.declares(spec):
+            rollout = Rollout.of_json(last.rollout.as_json(), spec)
+            order = last._replace(term=term, sequence=1, rollout=rollout, lease=lease, blind=False, answered="")
+            return cls(model, order, when_lost)
+        for name, replica in replicas.items():
+            led = replica.order is not None and replica.order.declared
+            if replica.active and not led:
+                raise Conflict(f"{name} has a rollout of its own, which is {replica.state}: promote or abort it first")
+            if replica.status and not led and replica.status.get("declared") == shared.as_json():
+                raise Conflict(f"{name} has had another rollout since, which holds until the cluster file changes")
+        order = FleetOrder(number, term, 1, started, Rollout(spec), lease=lease, declared=True)
+        before = [replica for replica in replicas.values() if replica.status]
+        if before and all(each.state is RolloutState.PROMOTED and each.status["to"] == spec.to for each in before):
+            order = order._replace(text=f"version {spec.to} was promoted before")
+            order.rollout.end(RolloutState.PROMOTED, RolloutReason.OPERATOR, order.text)
+        return cls(model, order, when_lost)
+
+    def overtaken(self, order: FleetOrder | None) -> str:
+        """Return why an order of a replica shows that this one leads no more; empty if it does not."""
+        if order is None or not order.declared or order.term <= self._order.term:
+            return ""
+        return "another router does" if order.declares(self.rollout.spec) else "a later cluster file asks for another"
 
     @property
     def id(self) -> str:

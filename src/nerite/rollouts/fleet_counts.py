@@ -7,7 +7,8 @@ makes another one, and what the earlier process had counted by its last scrape s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from nerite.judge.counts import CountRow
@@ -26,6 +27,22 @@ def count_labels(row: CountRow) -> tuple[str, str, str, str]:
     """Return the labels prompt, tenant, stream and probability of a row."""
     stratum = row.stratum
     return stratum.prompt, stratum.tenant, str(int(stratum.stream)), repr(row.probability)
+
+
+def table_of(counts: Mapping[str, Iterable[CountRow]]) -> list[list[Any]]:
+    """Return counts by gate as JSON has them: the gate, the labels, and the six counts of each row."""
+    return [[gate, *count_labels(row), *row[2:]] for gate, rows in counts.items() for row in rows]
+
+
+def samples_of(table: Iterable[Iterable[Any]], boot: str) -> Iterator[tuple[Mapping[str, str], float]]:
+    """Yield what ``table_of`` has made of the counts of a process as samples of Prometheus.
+
+    Raises ``TypeError`` or ``ValueError`` for a table of another form.
+    """
+    for gate, prompt, tenant, stream, probability, *values in table:
+        row = {"gate": gate, "prompt": prompt, "tenant": tenant, "stream": stream, "probability": probability}
+        for value, (name, arm) in zip(values, product(COUNTERS, _ARMS), strict=True):
+            yield {"__name__": name, "boot": boot, "arm": arm, **row}, float(value)
 
 
 class _Key(NamedTuple):

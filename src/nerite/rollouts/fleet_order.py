@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from nerite.config.rollout_spec import RolloutSpec, spec_of
 from nerite.core.errors import Conflict, InvalidArgument, NeriteError
 from nerite.core.text import text_error
 from nerite.rollouts.rollout import Rollout, RolloutCommand
-from nerite.rollouts.spec import RolloutSpec, spec_of
 
 _ID: Final = re.compile("[0-9a-f]{12}")
 _MAX_TEXT: Final = 4096
@@ -46,11 +46,17 @@ class FleetOrder(NamedTuple):
     """Id of the last wish of this replica that was carried out or refused."""
     lease: float = 60.0
     """Seconds after which a replica that hears nothing watches for harm by itself."""
+    declared: bool = False
+    """A router leads, because its cluster file asks for the rollout."""
 
     @property
     def age(self) -> tuple[int, int]:
         """What orders the orders of one rollout."""
         return self.term, self.sequence
+
+    def declares(self, spec: RolloutSpec) -> bool:
+        """Return whether it is of a rollout for which a cluster file asks with this specification."""
+        return self.declared and shared_spec(self.rollout.spec) == shared_spec(spec)
 
     def as_json(self) -> dict[str, Any]:
         """Return the order; ``of_json`` reads it."""
@@ -59,6 +65,8 @@ class FleetOrder(NamedTuple):
     @classmethod
     def of_json(cls, document: object) -> FleetOrder:
         """Read an order. Raises ``InvalidArgument``."""
+        if isinstance(document, dict):
+            document = {"declared": False, **document}  # earlier releases do not write it
         if not isinstance(document, dict) or document.keys() != set(cls._fields):
             raise InvalidArgument(f"an order of a fleet is an object with exactly the keys {', '.join(cls._fields)}")
         for name in ("id", "started", "text", "answered"):
@@ -73,8 +81,9 @@ class FleetOrder(NamedTuple):
         lease = document["lease"]
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not 1 <= lease <= _MAX_LEASE:
             raise InvalidArgument(f"lease: must be from 1 to {_MAX_LEASE:g} seconds")
-        if not isinstance(document["blind"], bool):
-            raise InvalidArgument("blind: must be true or false")
+        for name in ("blind", "declared"):
+            if not isinstance(document[name], bool):
+                raise InvalidArgument(f"{name}: must be true or false")
         verdict = document["verdict"]
         if not isinstance(verdict, dict) or verdict.keys() - {"decision", "reason"}:
             raise InvalidArgument("verdict: must be an object with the keys decision and reason")

@@ -24,7 +24,7 @@ class RolloutRecord:
         self.pinned = ""
         """The version that serves after the last rollout, whatever the version policy selects; empty for none."""
         self.declared: dict[str, Any] | None = None
-        """What ``rollout.toml`` asked for when it was last acted on."""
+        """What ``rollout.toml``, or the cluster file of a router, asked for when it was last acted on."""
         self.decisions: Counter[RolloutReason] = Counter(dict.fromkeys(RolloutReason, 0))
         """Decisions since the server started, by reason."""
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from nerite.config.rollout_spec import AtDeadline, RolloutSpec
 from nerite.core.durations import duration_text
 from nerite.core.errors import Conflict
-from nerite.rollouts.spec import AtDeadline, RolloutSpec
 
 UNREADY_NS: Final = 10_000_000_000
 """Time for which the candidate may be not ready, in all, before it is rolled back. Restarts of a crash loop add up."""
@@ -61,7 +61,7 @@ class RolloutReason(StrEnum):
     FORCED = "forced"
     """An operator promoted the candidate without sufficient evidence."""
     SUPERSEDED = "superseded"
-    """``rollout.toml`` asks for something else."""
+    """``rollout.toml``, or the cluster file, asks for something else."""
 
 
 class RolloutCommand(StrEnum):
@@ -277,10 +277,10 @@ class Rollout:
         text = "an operator promoted the candidate without sufficient evidence"
         return self._decide(RolloutState.PROMOTED, RolloutReason.FORCED, text)
 
-    def supersede(self) -> RolloutDecision:
-        """End the rollout because ``rollout.toml`` asks for something else."""
+    def supersede(self, declaration: str = "rollout.toml") -> RolloutDecision:
+        """End the rollout because ``rollout.toml``, or another declaration, asks for something else."""
         self._expect("supersede", RolloutState.CHECKING, *_SERVING)
-        return self._decide(RolloutState.ABORTED, RolloutReason.SUPERSEDED, "rollout.toml asks for something else")
+        return self._decide(RolloutState.ABORTED, RolloutReason.SUPERSEDED, f"{declaration} asks for something else")
 
     def _decide(self, state: RolloutState, reason: RolloutReason, text: str) -> RolloutDecision:
         self.state = state

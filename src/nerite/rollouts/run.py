@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.config.rollout_spec import RolloutSpec, spec_of
+from nerite.config.sticky_key import sticky_keys
 from nerite.judge.counts import CountRow, difference
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import LOAD, Judge
@@ -17,7 +19,6 @@ from nerite.rollouts.evidence_curve import EvidenceCurve
 from nerite.rollouts.fleet_order import FleetLead
 from nerite.rollouts.recording import RolloutRecording
 from nerite.rollouts.rollout import Rollout, RolloutFindings, RolloutState
-from nerite.rollouts.spec import RolloutSpec, spec_of, sticky_keys
 from nerite.rollouts.webhook import shown_url
 from nerite.routes.table import RequestUnderWay
 from nerite.scheduling.weighted_route import RouteArm, RouteShadow, WeightedRoute

@@ -13,7 +13,8 @@ import numpy as np
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest, ReplySink, RequestHeader, RequestRoute
-from nerite.core.signature import Signature, SignatureInput
+from nerite.core.sample_inputs import constant_value, sample_shapes
+from nerite.core.signature import shape_text
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.models.running_version import RunningVersion
 from nerite.models.warm_up import configured_samples
@@ -45,9 +46,10 @@ class TrialSample(NamedTuple):
             for name, value in ((_STREAM, True), (_SAMPLING, settings)):
                 declared = signature.inputs.get(name)
                 if declared is not None and all(spec.name != name for spec in specs):
-                    spec = _spec(declared, signature)
+                    shape = (1,) * (len(declared.dims) + bool(signature.max_batch_size))
+                    spec = TensorSpec(name, declared.datatype, shape)
                     specs.append(spec)
-                    data.append(join_bytes([value]) if declared.datatype is dtypes.BYTES else _ones(spec))
+                    data.append(join_bytes([value]) if declared.datatype is dtypes.BYTES else _constant(spec))
         sequence = random.getrandbits(62) | 1 if running.config.sequence_batching is not None else 0
         header = RequestHeader(
             running.name,
@@ -63,8 +65,11 @@ class TrialSample(NamedTuple):
         return InferenceRequest(header, [bytearray(each) for each in data], sink, now_ns, "rollout-check")
 
 
-def sample_of(running: RunningVersion, directory: Path | None) -> TrialSample:
-    """Return the first warm-up sample of a version whose model is in ``directory``, or made-up data. Blocks."""
+def samples_of(running: RunningVersion, directory: Path | None) -> Sequence[TrialSample]:
+    """Return the first warm-up sample of a version whose model is in ``directory``, or made-up data. Blocks.
+
+    There are several of made-up data if the model has variable dimensions: the most plausible sizes come first.
+    """
     if directory is not None:
         try:
             samples = configured_samples(running.config, running.signature, directory, lambda _: None)
@@ -72,21 +77,25 @@ def sample_of(running: RunningVersion, directory: Path | None) -> TrialSample:
             samples = []
         for sample in samples:
             if not sample.said:
-                return TrialSample(f"warm-up sample '{sample.name}'", sample.header.inputs, sample.data)
-    specs = [_spec(each, running.signature) for each in running.signature.inputs.values() if not each.optional]
-    return TrialSample("made-up data", tuple(specs), [_ones(spec) for spec in specs])
+                return [TrialSample(f"warm-up sample '{sample.name}'", sample.header.inputs, sample.data)]
+    wanted = [declared for declared in running.signature.inputs.values() if not declared.optional]
+    free = [declared.name for declared in wanted if -1 in declared.dims and declared.datatype is not dtypes.BYTES]
+    found = []
+    for shapes in sample_shapes(running.signature, streams=running.decoupled):
+        specs = tuple(TensorSpec(each.name, each.datatype, shapes[each.name]) for each in wanted)
+        sizes = ", ".join(f"{name} {shape_text(shapes[name])}" for name in free)
+        origin = f"made-up data, {sizes}" if sizes else "made-up data"
+        found.append(TrialSample(origin, specs, [_constant(spec) for spec in specs]))
+    return found
 
 
-def _spec(declared: SignatureInput, signature: Signature) -> TensorSpec:
-    batch = (1,) if signature.max_batch_size else ()
-    return TensorSpec(
-        declared.name, declared.datatype, (*batch, *(1 if size == -1 else size for size in declared.dims))
-    )
-
-
-def _ones(spec: TensorSpec) -> bytes:
+def _constant(spec: TensorSpec) -> bytes:
+    """Return ones, a sentence for each string, and zeros where ones would name a second segment of a text."""
     if spec.datatype is dtypes.BYTES:
         return join_bytes([_TEXT] * spec.elements)
+    number = constant_value(spec.name, spec.datatype)
+    if number is None:
+        number = 1
     if spec.datatype is dtypes.BF16:
-        return np.full(spec.elements, 0x3F80, "<u2").tobytes()
-    return np.ones(spec.elements, spec.datatype.numpy).tobytes()
+        return np.full(spec.elements, 0x3F80 * number, "<u2").tobytes()
+    return np.full(spec.elements, number, spec.datatype.numpy).tobytes()

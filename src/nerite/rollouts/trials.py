@@ -1,6 +1,7 @@
 """Trials of a candidate with real requests: an answer, a stream, a cancellation, a deadline. Bounded in time.
 
-The baseline gets one request as well, for comparison; it is neither cancelled nor given a deadline, because it serves.
+The baseline gets one request as well, for comparison, or a few if sizes do not suit it. It is neither cancelled nor
+given a deadline, because it serves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unknown
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import shape_text
@@ -25,6 +26,8 @@ _STEP: Final = 0.002
 """Seconds between two looks at whether an instance has begun a request."""
 _ALL_AT_ONCE: Final = 0.02
 """Share of a stream's time between its first and last response below which it came all at once."""
+_OF_SIZES: Final = (InvalidArgument, Internal, Unknown)
+"""Errors that other sizes of the inputs may avoid."""
 
 
 class TrialLimits(NamedTuple):
@@ -127,10 +130,13 @@ async def _reached(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def trial_differences(
-    baseline: RunningVersion, candidate: RunningVersion, sample: TrialSample, limits: TrialLimits
+    baseline: RunningVersion, candidate: RunningVersion, samples: Sequence[TrialSample], limits: TrialLimits
 ) -> Sequence[Difference]:
-    """Send requests to both and return what differs. ``sample`` is accepted by the baseline."""
-    before = await TrialRequest(baseline, sample, tokens=_FEW_TOKENS).outcome(limits.answer)
+    """Send requests to both and return what differs. ``samples`` fit the signature of the baseline.
+
+    The first one that the baseline answers is used, because only some sizes may suit it; otherwise the first of all.
+    """
+    before, sample = await _answered(baseline, samples, limits)
     after = await TrialRequest(candidate, sample, tokens=_FEW_TOKENS).outcome(limits.answer)
     found = [*_answers(before, after, sample.origin, limits)]
     streams = candidate.decoupled or candidate.generates
@@ -142,6 +148,20 @@ async def trial_differences(
         if candidate.generates:
             found += await _deadline(candidate, sample, limits)
     return found
+
+
+async def _answered(
+    baseline: RunningVersion, samples: Sequence[TrialSample], limits: TrialLimits
+) -> tuple[TrialOutcome, TrialSample]:
+    outcomes = []
+    for sample in samples:
+        outcome = await TrialRequest(baseline, sample, tokens=_FEW_TOKENS).outcome(limits.answer)
+        outcomes.append((outcome, sample))
+        if outcome.ended and outcome.error is None:
+            return outcome, sample
+        if not isinstance(outcome.error, _OF_SIZES):
+            break
+    return outcomes[0]
 
 
 def _answers(before: TrialOutcome, after: TrialOutcome, origin: str, limits: TrialLimits) -> Sequence[Difference]:

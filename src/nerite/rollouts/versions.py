@@ -10,6 +10,7 @@ from typing import Final
 
 from nerite.config.loading import select_versions
 from nerite.config.model_config import ModelVersionPolicy
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.judge.gates import LimitGate
 from nerite.models.running_version import RunningVersion
@@ -17,7 +18,6 @@ from nerite.repository.catalogue import ModelRecord
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.rollout import RolloutState
 from nerite.rollouts.run import ArmGauges, RolloutRun
-from nerite.rollouts.spec import RolloutSpec
 from nerite.server import InferenceServer
 
 _UNKNOWN: Final = ArmGauges()
@@ -97,7 +97,9 @@ class RolloutVersions:
                 return ""
             manager.keep_when_loaded(model, (winner,), winner)
         elif not promoted and not run.loaded_before:
-            await manager.release_versions(model, without=(int(run.loser),))
+            # A newer version that nobody has asked for must not become the one that serves.
+            newer = (version for version in self._record(model).running if version > winner)
+            await manager.release_versions(model, without={int(run.loser), *newer})
             if loser is not None:
                 self._leaving[loser] = _NO_PROGRESS, 0
             if not self._exists(model, run.loser):

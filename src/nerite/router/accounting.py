@@ -25,14 +25,18 @@ class RouterLedger:
         self._wall_ns = time.time_ns() - monotonic_ns()
         self._prefix = f"{ledger.session:x}-"
 
-    def open(self, tenant: str, request: RoutedRequest, arrived_ns: int, *, tokens: bool) -> RoutedAccount:
+    def open(
+        self, tenant: str, request: RoutedRequest, arrived_ns: int, *, tokens: bool, attempt: str = ""
+    ) -> RoutedAccount:
         """Return the account of a request that arrived at a time (``time.monotonic_ns``).
 
-        ``tokens``: the parts of its answer are tokens, unless the member says how many there are.
+        ``tokens``: the parts of its answer are tokens, unless the member says how many there are. ``attempt`` is the
+        id of an attempt at an item of a batch.
         """
         number = self._ledger.next_number()
         tenant = tenant if self._tenants else ""
-        return RoutedAccount(self, number, f"{self._prefix}{number:x}", tenant, request, arrived_ns, tokens=tokens)
+        request_id = attempt or f"{self._prefix}{number:x}"
+        return RoutedAccount(self, number, request_id, tenant, request, arrived_ns, tokens=tokens)
 
     def close(self, account: RoutedAccount, level: str, ending: Ending) -> None:
         """Make the row of a request that has ended."""

@@ -140,6 +140,7 @@ class RouterAdmission:
             deadline=deadline,
             retry=caller.retry,
             least=0,
+            paid=caller.paid,
         )
         return Admission(self, self._controller(request.model, text=request.text), ticket, exchange)
 

@@ -26,7 +26,7 @@ _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _LITERAL: Final = re.compile(rb"[-+.0-9A-Za-z]+")
 _WANTED: Final = frozenset((
     b"model", b"stream", b"max_tokens", b"max_completion_tokens", b"max_output_tokens", b"user", b"n", b"messages",
-    b"prompt", b"input",
+    b"prompt", b"input", b"previous_response_id",
 ))  # fmt: skip
 _PROMPTS: Final = ("messages", "prompt", "input")
 _BACKSLASH: Final = ord("\\")
@@ -48,6 +48,8 @@ class BodyFacts(NamedTuple):
     user: str = ""
     prompt: memoryview = memoryview(b"")
     """The bytes of the prompt, as the body has it."""
+    continues: str = ""
+    """Id of the response that the request continues."""
 
 
 class SequenceFacts(NamedTuple):
@@ -130,13 +132,14 @@ def _facts(fields: Mapping[str, Any], prompt: memoryview) -> BodyFacts:
     copies = fields.get("n")
     if isinstance(copies, int) and 1 < copies <= 128:
         limit *= copies
-    user = fields.get("user")
+    user, continues = fields.get("user"), fields.get("previous_response_id")
     return BodyFacts(
         checked(model, "the name of a model"),
         fields.get("stream") is True,
         float(min(max(limit, 0), _MAX_ANSWER)),
         user if isinstance(user, str) and len(user) <= 256 else "",
         prompt,
+        continues if isinstance(continues, str) else "",
     )
 
 

@@ -97,7 +97,7 @@ class Discovery:
         self._on_change(members if pool.tls is None else [member._replace(tls=pool.name) for member in members])
 
     async def run(self) -> None:
-        """Follow changes, for ever."""
+        """Follow changes until it is cancelled."""
         if self._file is not None:
             await watch_files(self._file, self._file_changed)
         if self._endpoints is not None:

@@ -430,7 +430,7 @@ class RoutedExchange:
 
     @property
     def _has_patience(self) -> bool:
-        """Whether it has not looked for room in vain for too long."""
+        """Whether it has not yet looked for a free member for too long."""
         return not self._left_ns or monotonic_ns() - self._left_ns < _PATIENCE_NS
 
     def _leave_member(self, how: AttemptEnd, code: str, report: LoadReport | None) -> None:

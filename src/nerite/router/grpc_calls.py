@@ -83,7 +83,7 @@ class RoutedCall(GrpcCall):
 
     def fail(self, block: bytes) -> None:
         """Answer with a status."""
-        _log(self.access, self._relay, messages.told(block))
+        _log(self.access, self._relay, messages.status_name(block))
         super().fail(block)
 
     def writable(self) -> None:
@@ -161,7 +161,7 @@ class RoutedStream:
 
     def fail(self, block: bytes) -> None:
         """Answer with a status."""
-        self.finish(messages.told(block))
+        self.finish(messages.status_name(block))
         self.connection.http2.send_headers(self.stream_id, block, end_stream=True)
         self.connection.answered()
 

@@ -8,6 +8,7 @@ import ssl
 from collections import OrderedDict
 from typing import Final
 
+from nerite.core.failures import report
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall, GrpcMemberConnection, GrpcMemberSocket
 from nerite.router.member_tls import ClientTls, refusal_of
 
@@ -120,6 +121,9 @@ class GrpcChannel:
             why = refusal_of(error)
         except OSError as error:
             why = f"cannot be reached at {self.address or 'any address'}: {error.strerror or error}"
+        except Exception as error:
+            failure = report("router", error, f"while a connection to {self.address} was opened")
+            why = f"cannot be reached at {self.address}: {failure.message}"
         finally:
             self._connecting = None
             connection.ready.cancel()
@@ -133,4 +137,4 @@ class GrpcChannel:
     def _fail_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, OrderedDict()
         for call in waiting:
-            call.sink.call_lost(why, True)
+            call.lose(why, unprocessed=True)

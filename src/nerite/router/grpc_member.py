@@ -114,6 +114,13 @@ class GrpcMemberCall:
             self.connection.flush_soon()
             self._queue.begin_waiting()
 
+    def lose(self, why: str, *, unprocessed: bool) -> None:
+        """Tell the sink that the call is lost. Never raises: other calls that are lost with it have to be told, too."""
+        try:
+            self.sink.call_lost(why, unprocessed)
+        except Exception as error:
+            report("router", error, "while the loss of a call was handled")
+
     def begin(self, connection: GrpcMemberConnection) -> None:
         """Open the stream on a connection that has room."""
         self.connection = connection
@@ -180,6 +187,8 @@ class GrpcMemberConnection:
             self._receiving = False
             if self.ready.done():
                 self._queue.begin_waiting()
+            elif self.http2.leaving:  # one that shuts down at once takes no calls: those that wait go elsewhere
+                self.ready.set_exception(ConnectionError(f"it {self._reason}"))
             elif self.http2.settled and not self.http2.closed:
                 self.ready.set_result(None)
                 self._queue.connected(self)
@@ -268,7 +277,7 @@ class GrpcMemberConnection:
         call = self.calls.pop(stream_id, None)
         if call is not None:
             why = self._reason or f"reset the call with {_name(error_code)}"
-            call.sink.call_lost(why, error_code == Http2ErrorCode.REFUSED_STREAM)
+            call.lose(why, unprocessed=error_code == Http2ErrorCode.REFUSED_STREAM)
 
     def writable(self, stream_id: int) -> None:
         """Let a client go on."""

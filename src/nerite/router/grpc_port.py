@@ -57,7 +57,7 @@ class LoggedRoutedGrpcConnection(RoutedGrpcConnection):
         if isinstance(call, RoutedCall | RoutedStream):
             call.access = access
         elif headers.memo is not None and headers.memo.refusal is not None:
-            access.answered(messages.told(headers.memo.refusal))
+            access.answered(messages.status_name(headers.memo.refusal))
         return call
 
 

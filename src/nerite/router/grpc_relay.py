@@ -346,7 +346,7 @@ class CallAttempt:
         if call.connection is None:
             relay.target.router.suspect(self._pool, self._member, why)
         elif unprocessed and call.connection.http2.leaving and relay.whole:
-            # The member has said goodbye while the call was on its way; its next connection takes it.
+            # The member began to shut down while the call was on its way; its next connection takes it.
             relay.whole = False
             self.start()
             return
@@ -361,7 +361,10 @@ class CallAttempt:
     def _take_status(self, trailers: ReplyHeaders) -> None:
         relay, exchange = self._relay, self.exchange
         code = trailers.get(b"grpc-status") or b""
-        status = int(code) if code.isdigit() and len(code) < 3 else 2
+        if not (code.isdigit() and len(code) < 3):
+            exchange.failed(AttemptEnd.FAILED, "ended an answer without a status")
+            return
+        status = int(code)
         name = messages.NAMES[status] if status < len(messages.NAMES) else str(status)
         how = _ENDS.get(status, AttemptEnd.ANSWERED)
         if status == messages.RESOURCE_EXHAUSTED and trailers.get(b"grpc-retry-pushback-ms"):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from nerite.admission.policy import IDLE
 from nerite.balancing.member import Member, RoutedRequest, ServerKind
 from nerite.core.client_text import checked
@@ -18,7 +20,9 @@ from nerite.router import grpc_routing, load_reports
 from nerite.router.accounting import RoutedAccount
 from nerite.router.admission import ANYBODY
 from nerite.router.grpc_calls import RoutedCall
+from nerite.router.grpc_member import GrpcMemberCall
 from nerite.router.grpc_relay import CallRouter
+from nerite.router.http_members import MAX_ANSWER
 from nerite.router.pools import PoolTable
 from nerite.transports import access
 from nerite.transports.access import Callers
@@ -221,7 +225,9 @@ class IndexTarget(RefusedTarget):
         answers = IndexAnswers(call, len(members))
         for member in members.values():
             block = _member_block(self._headers, False, bool(member.tls), False)
-            self._router.call(member, block, _IndexAnswer(answers)).send((framed,), True)
+            answer = _IndexAnswer(answers)
+            answer.call = self._router.call(member, block, answer)
+            answer.call.send((framed,), True)
 
 
 class IndexAnswers:
@@ -230,10 +236,10 @@ class IndexAnswers:
     def __init__(self, call: GrpcCall, expected: int) -> None:
         self._call = call
         self._expected = expected
-        self._answers: list[bytes] = []
+        self._answers: list[wire.RepositoryIndexResponse] = []
         self._failure = ""
 
-    def take(self, answer: bytes | None, why: str) -> None:
+    def take(self, answer: wire.RepositoryIndexResponse | None, why: str = "") -> None:
         """Take the answer of a member, or why it has none; reply after the last. One that fails is left out."""
         self._expected -= 1
         if answer is None:
@@ -254,6 +260,7 @@ class _IndexAnswer:
     def __init__(self, answers: IndexAnswers) -> None:
         self._answers = answers
         self._data = bytearray()
+        self.call: GrpcMemberCall | None = None
 
     def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         if end:
@@ -263,11 +270,21 @@ class _IndexAnswer:
         self._data += data
         if end:
             self._answers.take(None, "ended an answer without a status")
+        elif len(self._data) > MAX_ANSWER:
+            assert self.call is not None
+            self.call.cancel()
+            self._answers.take(None, f"sent an answer of more than {MAX_ANSWER} bytes")
 
     def trailers_received(self, trailers: ReplyHeaders) -> None:
-        plain = self._data[:1] == b"\0"
-        failed = trailers.get(b"grpc-status") != b"0" or not plain
-        self._answers.take(None if failed else bytes(self._data[grpc_routing.PREFIX_SIZE :]), "failed")
+        if trailers.get(b"grpc-status") != b"0" or self._data[:1] != b"\0":
+            self._answers.take(None, "failed")
+            return
+        try:
+            found = wire.RepositoryIndexResponse.FromString(bytes(self._data[grpc_routing.PREFIX_SIZE :]))
+        except DecodeError:
+            self._answers.take(None, "sent what is no repository index")
+        else:
+            self._answers.take(found)
 
     def call_lost(self, why: str, unprocessed: bool) -> None:
         self._answers.take(None, why)
@@ -276,11 +293,11 @@ class _IndexAnswer:
         pass
 
 
-def merged_index(answers: Sequence[bytes]) -> bytes:
+def merged_index(answers: Sequence[wire.RepositoryIndexResponse]) -> bytes:
     """Return one index of all models and versions: each once, ready if it is so at any member."""
     rows: dict[tuple[str, str], wire.RepositoryIndexResponse.ModelIndex] = {}
     for answer in answers:
-        for row in wire.RepositoryIndexResponse.FromString(answer).models:
+        for row in answer.models:
             known = rows.get((row.name, row.version))
             if known is None or (row.state == "READY" and known.state != "READY"):
                 rows[row.name, row.version] = row

@@ -12,7 +12,7 @@ import orjson
 from nerite.balancing.member import Member, ServerKind
 from nerite.core.failures import report
 from nerite.observability.log import log
-from nerite.repository.catalogue import ON_DEMAND
+from nerite.repository.catalogue import ASLEEP, ON_DEMAND
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.pools import MemberIndex, RouterPool
 
@@ -141,7 +141,7 @@ def entries_of(answer: MemberAnswer, key: str = "") -> list[dict[str, Any]] | No
 
 def _loadable(entries: list[dict[str, Any]]) -> frozenset[str]:
     """Return the models that a member loads when a request asks for them."""
-    return frozenset(entry["name"] for entry in entries if entry.get("reason") == ON_DEMAND)
+    return _names([entry for entry in entries if entry.get("reason") in (ON_DEMAND, ASLEEP)])
 
 
 def _names(entries: list[dict[str, Any]], states: Collection[str | None] = ()) -> frozenset[str]:
@@ -181,7 +181,7 @@ class HealthChecks:
         await asyncio.gather(*(self._check_pool(pool) for pool in self._pools))
 
     async def run(self, pool: RouterPool) -> None:
-        """Check the members of one pool, for ever."""
+        """Check the members of one pool until it is cancelled."""
         interval = pool.settings.health_interval
         while True:
             await asyncio.sleep(interval * random.uniform(1 - _JITTER, 1 + _JITTER))
@@ -194,7 +194,7 @@ class HealthChecks:
                 self._missed.pop(name, None)
 
     async def run_suspects(self) -> None:
-        """Check members that a request could not reach, for ever, and each at most every half interval."""
+        """Check members that a request could not reach, each at most every half interval, until it is cancelled."""
         while True:
             await self._members.suspected.wait()
             self._members.suspected.clear()

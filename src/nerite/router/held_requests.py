@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from nerite.balancing.model_demand import ModelDemand
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.failures import report
 from nerite.core.text import quoted_text
 from nerite.observability.histogram import Histogram
 
@@ -185,7 +186,7 @@ class HeldRequests:
         self._closed: NeriteError | None = None
 
     def hold(self, pool: HoldingPool, model: str, order: int, request: WaitingRequest) -> HeldRequest | NeriteError:
-        """Let a request wait, or return the error for its client: too many wait already, or it would be in vain."""
+        """Let a request wait, or return the error for its client: too many wait already, or waiting could not help."""
         now = self.clock()
         obstacle, until_ns = pool.obstacle_to(model, now)
         error: NeriteError | None = None
@@ -231,8 +232,13 @@ class HeldRequests:
         self._scheduled = False
         for pool, model in self.queue.wanted:
             while (first := self.queue.first(pool, model)) is not None:
-                if not first.request.go_on():
-                    break
+                try:
+                    if not first.request.go_on():
+                        break
+                except Exception as error:  # else it would keep all that wait behind it
+                    failure = report("router", error, f"while a request to model '{quoted_text(model)}' was to go on")
+                    if self.queue.first(pool, model) is first:
+                        self._give_up(first, "refused", failure)
 
     def fail(self, pool: HoldingPool, model: str) -> None:
         """Refuse the requests that wait for a model, because its obstacle will last."""
@@ -263,7 +269,10 @@ class HeldRequests:
 
     def _give_up(self, held: HeldRequest, how: str, error: NeriteError) -> None:
         self.leave(held, how)
-        held.request.give_up(error)
+        try:
+            held.request.give_up(error)
+        except Exception as failure:  # the others that are given up, and the timer, do not depend on it
+            report("router", failure, f"while a request to model '{quoted_text(held.model)}' was refused")
 
     def _unavailable(self, pool: HoldingPool, model: str, why: str, now_ns: int) -> Unavailable:
         return Unavailable(

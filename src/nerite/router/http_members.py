@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
+import orjson
+
 from nerite.balancing.member import Member
 from nerite.core.tensor import Buffer
+from nerite.core.text import quoted_text
 from nerite.observability.log import log
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.member_tls import HTTP, MemberContexts
@@ -15,7 +18,9 @@ from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
 from nerite.router.response_head import ResponseHead, ResponseHeads
 
-_MAX_ANSWER: Final = 16 << 20
+_REASON: Final = 300
+"""Characters of a member's error that are quoted."""
+MAX_ANSWER: Final = 16 << 20
 """Bytes of an answer that the router reads itself."""
 
 
@@ -28,6 +33,18 @@ class MemberAnswer(NamedTuple):
     """Why there is no answer, as the end of a sentence about the member; empty if there is one."""
     unreachable: bool = False
     """Nothing listens at its address."""
+
+    @property
+    def failure(self) -> str:
+        """Why it is no success, as the end of a sentence about the member."""
+        if self.problem:
+            return self.problem
+        try:
+            text = str(orjson.loads(self.body)["error"])
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            text = self.body.decode(errors="replace")
+        line = text.partition("\n")[0]
+        return f"answered with status {self.status}: {quoted_text(line, _REASON)}"
 
 
 class _Question:
@@ -65,9 +82,9 @@ class _Question:
     def take_data(self, data: Buffer, scanner: ChunkScanner | None) -> None:
         for piece in [data] if scanner is None else pieces_of(bytes(data), scanner):
             self._body += piece
-        if len(self._body) > _MAX_ANSWER and self._connection is not None:
+        if len(self._body) > MAX_ANSWER and self._connection is not None:
             self._connection.abandon()
-            self._set(MemberAnswer(0, problem=f"sent an answer of more than {_MAX_ANSWER} bytes"))
+            self._set(MemberAnswer(0, problem=f"sent an answer of more than {MAX_ANSWER} bytes"))
 
     def take_end(self) -> None:
         self._set(MemberAnswer(self._status, bytes(self._body)))

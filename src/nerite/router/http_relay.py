@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, ServerKind
+from nerite.balancing.response_ids import TAG_HEADER, member_tag
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import CancelReason, RequestHeader
@@ -28,10 +30,10 @@ _NOT_FOUND: Final = 404
 _KSERVE: Final = (BodyKind.TENSORS, BodyKind.TEXT)
 """Requests for which this status says that the member does not have the model."""
 _USAGE_BYTES: Final = 1024
-"""Bytes at the end of an answer in which ``usage`` is looked for."""
+"""Bytes at the end of what has come of an answer, and at its beginning, in which ``usage`` is looked for."""
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(
-    rb'"(prompt|input|completion|output|cached|cache_read_input|cache_creation_input)_tokens"\s*:\s*([0-9]{1,9})\b'
+    rb'"(prompt|input|completion|output|cached|cache_read_input|cache_creation_input)_tokens"\s*:\s*([0-9]{1,9})(?=\s*[,}])'
 )
 """A count in ``usage``, under the names of completions, of responses, and of Anthropic's messages."""
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
@@ -48,6 +50,7 @@ class HttpRelay(HedgedRelay):
         "_plain",
         "_scanner",
         "_stream",
+        "attempt",
         "members",
         "span",
         "target",
@@ -65,6 +68,8 @@ class HttpRelay(HedgedRelay):
         self._body: memoryview | None = body
         self.members = members
         self.span = span
+        self.attempt = ""
+        """Id of an attempt at an item of a batch; empty for requests of clients."""
         self._call: HttpCall | None = None
         self._begun = False
         self._stream = False
@@ -106,8 +111,11 @@ class HttpRelay(HedgedRelay):
         more = self.span
         if member.kind is ServerKind.NERITE:
             more += self.target.identity
-            if (account := self.exchange.account) is not None:
-                more += b"%b: %b\r\n" % (REQUEST_ID.encode(), account.request_id.encode())
+            if self.target.responses:
+                more += f"{TAG_HEADER}: {member_tag(member.name)}\r\n".encode()
+            account = self.exchange.account
+            if request_id := self.attempt if account is None else account.request_id:
+                more += b"%b: %b\r\n" % (REQUEST_ID.encode(), request_id.encode())
         head = self.target.request(connections.address.encode(), len(body), more, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)
@@ -184,8 +192,8 @@ class HttpCall:
     """A request at one member."""
 
     __slots__ = (
-        "_closes", "_connection", "_connections", "_fresh", "_load", "_member", "_parts", "_pool", "_relay", "_status",
-        "_tokens", "exchange",
+        "_closes", "_connection", "_connections", "_counts", "_fresh", "_load", "_member", "_parts", "_pool", "_relay",
+        "_status", "_tail", "_tokens", "exchange",
     )  # fmt: skip
 
     def __init__(
@@ -203,6 +211,10 @@ class HttpCall:
         self._closes = False
         self._load = b""
         self._tokens = 0
+        self._counts: dict[bytes, int] = {}
+        """Tokens that the member has counted, by what they are of."""
+        self._tail = b""
+        """End of what has come of the answer."""
 
     def start(self, pool: RouterPool, member: Member) -> None:
         """Send the request when there is a connection."""
@@ -292,10 +304,16 @@ class HttpCall:
             self._take_usage(data)
 
     def _take_usage(self, data: Buffer) -> None:
-        """Report the tokens that the member has counted, if the end of ``data`` has their numbers."""
-        tail = bytes(data[-_USAGE_BYTES:])
-        if _TOKENS in tail and (found := _used(tail)) is not None:
-            self.exchange.used(*found)
+        """Report the tokens that the member has counted, if their numbers have come, which may be in pieces."""
+        size = len(data)
+        if self._tail or size <= 2 * _USAGE_BYTES:
+            text = self._tail + bytes(data[-_USAGE_BYTES:] if self._tail else data)
+        else:
+            text = b"%b\n%b" % (bytes(data[:_USAGE_BYTES]), bytes(data[-_USAGE_BYTES:]))
+        self._tail = text[-_USAGE_BYTES:]
+        if _TOKENS in text and (found := _COUNT.findall(text)):
+            self._counts.update((name, int(number)) for name, number in found)
+            self.exchange.used(*_used(self._counts))
 
     def take_end(self) -> None:
         """End the answer."""
@@ -315,20 +333,13 @@ class HttpCall:
                 self._relay.members.suspect(self._pool, self._member, cause)
 
 
-def _used(text: bytes) -> tuple[int, int, int] | None:
-    """Return the tokens of the prompt, of the answer, and of the cached part of the prompt; None if none are told.
-
-    Of several counts of a kind the last one holds: streams repeat them.
-    """
-    counts = {name: int(number) for name, number in _COUNT.findall(text)}
-    prompt = counts.get(b"prompt", counts.get(b"input"))
-    answer = counts.get(b"completion", counts.get(b"output"))
-    if prompt is None and answer is None:
-        return None
+def _used(counts: Mapping[bytes, int]) -> tuple[int, int, int]:
+    """Return the tokens of the prompt, of the answer, and of the cached part of the prompt."""
+    prompt = counts.get(b"prompt", counts.get(b"input", 0))
+    answer = counts.get(b"completion", counts.get(b"output", 0))
     # Anthropic's count of a prompt leaves out what the other two count.
     read = counts.get(b"cache_read_input", 0)
-    whole = (prompt or 0) + read + counts.get(b"cache_creation_input", 0)
-    return whole, answer or 0, counts.get(b"cached", read)
+    return prompt + read + counts.get(b"cache_creation_input", 0), answer, counts.get(b"cached", read)
 
 
 def _end_of(status: int) -> AttemptEnd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from time import monotonic_ns
 from typing import Any, Final, cast
@@ -11,6 +12,7 @@ from typing import Any, Final, cast
 from nerite import __version__
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
+from nerite.balancing.response_ids import tag_in
 from nerite.cluster.settings import RouterSettings
 from nerite.core.errors import NeriteError, TooLarge, Unsupported
 from nerite.core.execution_observer import TraceContext
@@ -30,7 +32,7 @@ from nerite.router.http_relay import HttpRelay
 from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
 from nerite.router.merged_lists import MergedLists
 from nerite.router.pools import PoolTable
-from nerite.transports.access import SenderHeaders
+from nerite.transports.access import Lock, SenderHeaders, key_refusal
 from nerite.transports.http import content_coding, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
@@ -43,6 +45,9 @@ _READINESS: Final = {"ready": Reply(400, b"", reply.PLAIN), "health": _UNHEALTHY
 """Replies of a router that is not ready, by endpoint."""
 _LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready", "openai_models": "/v1/models"})
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
+OF_ALL_TENANTS: Final = "statistics"
+"""Category of endpoints that tell the usage and quotas of all tenants, as servers call it."""
+_ALL_TENANTS: Final = ("usage", "quota")
 _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
 
 
@@ -62,6 +67,8 @@ class RouterService:
         self._accounting = accounting
         self.ledger: Ledger | None = None
         """Answers what requests have used."""
+        self.locks: Mapping[str, Lock] = {}
+        """What a request needs for ``OF_ALL_TENANTS``."""
         self._admission = admission
         self._table = table
         self._members = members
@@ -107,6 +114,8 @@ class RouterService:
         timeout = min(target.timeout or settings.timeout, settings.timeout or target.timeout)
         span = connection.outer_span
         relay = HttpRelay(client, target, body, self._members, _span_lines(span) if span is not None else b"")
+        if span is not None and target.caller.trusted:
+            relay.attempt = span.request_id
         relay.exchange = exchange = RoutedExchange(
             self._table,
             relay,
@@ -120,23 +129,26 @@ class RouterService:
         )
         if self._accounting is not None and target.kind is not BodyKind.NOTHING:
             tokens = target.kind is not BodyKind.TENSORS
-            exchange.account = self._accounting.open(target.caller.tenant, routed, arrived, tokens=tokens)
+            exchange.account = self._accounting.open(
+                target.caller.tenant, routed, arrived, tokens=tokens, attempt=relay.attempt
+            )
         connection.request = relay
         exchange.begin(arrived)
 
     def _routed(self, target: RouteTarget, body: memoryview) -> RoutedRequest:
         """Return what the choice of a member depends on. Raises ``NeriteError`` for a body that cannot be routed."""
         if target.kind is BodyKind.NOTHING:
-            return RoutedRequest(target.model, target.version, repeatable=target.repeatable)
+            stored_at = tag_in(target.response)
+            return RoutedRequest(target.model, target.version, repeatable=target.repeatable, stored_at=stored_at)
         if target.coding and target.coding != "identity":
             body = self._unpacked(target, body)
         model, prompt, limit, session = target.model, memoryview(b""), 0.0, target.session
         streams = target.streams
-        sequence = SequenceFacts()
+        sequence, stored_at = SequenceFacts(), ""
         if target.kind in (BodyKind.OPENAI, BodyKind.FORM):
             facts = form_facts(body) if target.kind is BodyKind.FORM else openai_facts(body)
             model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
-            session = session or facts.user
+            session, stored_at = session or facts.user, tag_in(facts.continues)
         else:
             sequence = sequence_of(body if target.json_size < 0 else body[: target.json_size])
             if target.kind is BodyKind.TENSORS:
@@ -159,6 +171,7 @@ class RouterService:
             sequence_end=sequence.end,
             repeatable=target.repeatable and not sequence.id,
             streams=streams,
+            stored_at=stored_at,
         )
 
     def _meant(self, name: str) -> str:
@@ -183,9 +196,11 @@ class RouterService:
 
     def _answer(self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview) -> None:
         """Answer what concerns all members."""
-        if target.local in BATCH_ENDPOINTS:
+        if target.local in _ALL_TENANTS and (refusal := key_refusal(self.locks, OF_ALL_TENANTS, head)) is not None:
+            connection.send([refusal.encode()])
+        elif target.local in BATCH_ENDPOINTS:
             sender = SenderHeaders({}, target.caller)
-            self.batch_api.answer(target.local, head, connection, body, sender, **target.arguments)
+            self.batch_api.answer(target.local, connection, body, sender, **target.arguments)
         elif target.local in QUERIED:
             tenant = "" if self._admission is None else target.caller.tenant
             own = tenant if target.local == "own_usage" else None

@@ -34,6 +34,7 @@ _NOT_PASSED: Final = HOP_BY_HOP | {
 """Fields that members do not get as they are. ``Origin`` was checked; members would compare it with their address."""
 _IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
 _BROWSER: Final = b"sec-fetch-"
+_CODINGS: Final = "accept-encoding"
 _TENSORS: Final = "infer"
 _GENERATED: Final = ("generate", "generate_stream")
 _STREAM: Final = "/generate_stream"
@@ -104,6 +105,10 @@ class RouteTarget(NamedTuple):
     """Header lines that tell members of Nerite who sends the request."""
     streams: bool = False
     """The answer comes in parts, as the path says."""
+    responses: bool = False
+    """The request is for a response, which the member may keep."""
+    response: str = ""
+    """Id of the response that the path names."""
 
     def request(self, host: bytes, body_size: int, more: bytes = b"", *, idle: bool = False) -> bytes:
         """Return the head for a member; ``more`` are further header lines. ``idle``: its class is the idle one."""
@@ -135,11 +140,15 @@ class HttpTargets:
         callers: Callers | None = None,
         cors: Cors | None = None,
         member_key: str = "",
+        *,
+        counts: bool = False,
     ) -> None:
         """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins.
 
-        ``member_key`` is what members know the router by.
+        ``member_key`` is what members know the router by. ``counts``: the tokens of answers are counted, so members
+        are not told that answers under ``/v1`` may be compressed.
         """
+        self._counts = counts
         self._member_key = member_key
         self._callers = callers
         self._cors = cors
@@ -204,7 +213,8 @@ class HttpTargets:
                 f"the router does not answer {head.method} {head.path}, which concerns a single server: "
                 "send it to the server itself"
             )
-        return self._passed(head, kind, model, version)
+        target = self._passed(head, kind, model, version)
+        return target._replace(responses=name == "responses", response=unquote(arguments.get("response", "")))
 
     def _local(self, head: RequestHead, name: str, arguments: Mapping[str, str], openai: bool) -> RouteTarget:
         if name in routes.BATCH_ENDPOINTS and head.headers.get("content-encoding", "identity") != "identity":
@@ -224,7 +234,8 @@ class HttpTargets:
         get = access.texts(head.headers.get)
         report = kind in (BodyKind.TEXT, BodyKind.OPENAI, BodyKind.FORM)
         wanted = head.headers.get(_LOAD_FORMAT, "")
-        lines = [*_passed_fields(head), b"Via: 1.1 nerite"]
+        counted = self._counts and kind in (BodyKind.OPENAI, BodyKind.FORM)
+        lines = [*_passed_fields(head, _CODINGS if counted else ""), b"Via: 1.1 nerite"]
         if report or wanted:
             lines.append(b"%b: %b" % (_LOAD_FORMAT.encode(), header_bytes_of(wanted) if wanted else b"text"))
         session = next((value for name in self._session_headers if (value := get(name))), "")
@@ -263,14 +274,14 @@ def _class_line(head: RequestHead) -> bytes:
     return b"%b: %b\r\n" % (access.CLASS.encode(), value) if value else b""
 
 
-def _passed_fields(head: RequestHead) -> list[bytes]:
-    """Return the header lines that members get."""
+def _passed_fields(head: RequestHead, withheld: str) -> list[bytes]:
+    """Return the header lines that members get, without the field ``withheld``."""
     dropped = {token.strip() for token in head.headers.get("connection", "").lower().split(",")}
     lines = []
     for name, value in head.fields:
         key = name.lower()
         raw = key.encode("latin-1")
-        if raw in _NOT_PASSED or raw.startswith(_BROWSER) or key in dropped:
+        if raw in _NOT_PASSED or raw.startswith(_BROWSER) or key in dropped or key == withheld:
             continue
         text = header_bytes_of(value)
         if b"\r" in text or b"\n" in text or b"\0" in text:

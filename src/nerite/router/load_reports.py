@@ -22,6 +22,8 @@ _RUNNING: Final = ("num_requests_running", "running_requests")
 _KV_USED: Final = ("kv_cache_usage_perc", "kv_cache_utilization", "gpu_cache_usage_perc")
 """Names of the figures, as various servers give them."""
 _MAX_REPORT: Final = 4096
+_MOST_REQUESTS: Final = 1e6
+"""Requests that a member may say it has. What is beyond that is no figure, and would outlast all later reports."""
 _MOST_FIGURES: Final = 64
 _NAMED_METRICS: Final = 8 << 3 | 2
 """Tag of an entry in ``OrcaLoadReport.named_metrics``: a message of a name and a number."""
@@ -78,8 +80,9 @@ def _named_metrics(message: memoryview) -> dict[str, float]:
 
 
 def _report_of(figures: Mapping[str, float]) -> LoadReport | None:
-    def first(names: tuple[str, ...]) -> float:
-        return next((figures[name] for name in names if name in figures), math.nan)
+    def first(names: tuple[str, ...], most: float) -> float:
+        found = next((figures[name] for name in names if name in figures), math.nan)
+        return found if 0.0 <= found <= most else math.nan
 
-    report = LoadReport(first(_WAITING), first(_RUNNING), first(_KV_USED))
+    report = LoadReport(first(_WAITING, _MOST_REQUESTS), first(_RUNNING, _MOST_REQUESTS), first(_KV_USED, 1.0))
     return None if all(map(math.isnan, report)) else report

@@ -15,9 +15,10 @@ from nerite.router.response_body import ChunkScanner
 from nerite.router.response_head import MAX_RESPONSE_HEAD, BadResponse, ResponseHead, ResponseHeads
 from nerite.transports import tcp
 
-_MAX_CONNECTIONS: Final = 4096
+MAX_CONNECTIONS: Final = 4096
 """Connections to one member; further requests wait for one."""
 _MAX_IDLE_SECONDS: Final = 60.0
+_MOST_INTERIM: Final = 100
 
 
 class ResponseTaker(Protocol):
@@ -60,6 +61,8 @@ class MemberConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._taker: ResponseTaker | None = None
         self._bodiless = False
+        self._interim = 0
+        """Responses before that to the present request, such as 100 Continue."""
         self._stash = b""
         """Beginning of a head."""
         self._head: ResponseHead | None = None
@@ -79,6 +82,7 @@ class MemberConnection(asyncio.Protocol):
     def request(self, taker: ResponseTaker, parts: Sequence[Buffer], *, bodiless: bool = False) -> None:
         """Send a request. ``bodiless``: the response has no body, whatever its head says, as for HEAD."""
         self._taker = taker
+        self._interim = 0
         self._bodiless = bodiless
         if len(parts) == 1:
             self._transport.write(parts[0])
@@ -127,14 +131,17 @@ class MemberConnection(asyncio.Protocol):
             self._stash = b""
         while True:
             end = data.find(b"\r\n\r\n") + 4
+            if (end if end >= 4 else len(data)) > MAX_RESPONSE_HEAD:
+                raise BadResponse(f"sent a head of more than {MAX_RESPONSE_HEAD} bytes")
             if end < 4:
-                if len(data) > MAX_RESPONSE_HEAD:
-                    raise BadResponse(f"sent a head of more than {MAX_RESPONSE_HEAD} bytes")
                 self._stash = data
                 return
             head, load = self._owner.heads.get(data[:end])
             if not head.interim:
                 break
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise BadResponse(f"sent more than {_MOST_INTERIM} interim responses")
             data = data[end:]
         if self._bodiless or not (head.content_length or head.chunked or head.closes):
             self._end(head, keeps=head.keeps and len(data) == end)
@@ -227,6 +234,8 @@ class MemberConnections:
         self._connect_timeout = connect_timeout
         self._idle: list[MemberConnection] = []
         self._waiting: deque[ConnectionWaiter] = deque()
+        self._opening = 0
+        """Connections that are being opened."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired = False
 
@@ -239,8 +248,7 @@ class MemberConnections:
                 waiter.connected(connection)
                 return
         self._waiting.append(waiter)
-        if self.open < _MAX_CONNECTIONS:
-            self._connect()
+        self._connect_waiting()
 
     def withdraw(self, waiter: ConnectionWaiter) -> None:
         """Forget a waiter."""
@@ -262,8 +270,7 @@ class MemberConnections:
         self.open -= 1
         if connection in self._idle:
             self._idle.remove(connection)
-        if self._waiting and self.open < min(len(self._waiting), _MAX_CONNECTIONS) and not self._tasks:
-            self._connect()
+        self._connect_waiting()
 
     def close_idle(self, now: float) -> None:
         """Close the connections that were not needed for a minute. ``now`` is the loop's time."""
@@ -277,12 +284,15 @@ class MemberConnections:
             connection.close()
         self._idle.clear()
 
-    def _connect(self) -> None:
-        # A task for a new connection, not for a request: connections are kept.
-        self.open += 1
-        task = asyncio.get_running_loop().create_task(self._open())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _connect_waiting(self) -> None:
+        """Open a connection for everybody who waits, as far as there may be so many."""
+        while self._opening < len(self._waiting) and self.open < MAX_CONNECTIONS:
+            # A task for a new connection, not for a request: connections are kept.
+            self.open += 1
+            self._opening += 1
+            task = asyncio.get_running_loop().create_task(self._open())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> None:
         host, port = self._place
@@ -297,6 +307,10 @@ class MemberConnections:
             cause = f"did not accept a connection within {self._connect_timeout:g} s"
         except OSError as error:
             cause = refusal_of(error)
+        except Exception as error:
+            failure = report("router", error, f"while a connection to {self.address} was opened")
+            cause = f"cannot be reached: {failure.message}"
+        self._opening -= 1
         if not cause and not connection.closed:
             self.release(connection)
             return
@@ -304,3 +318,4 @@ class MemberConnections:
             self.open -= 1
         if self._waiting:
             self._waiting.popleft().unconnected(cause or "closed a new connection")
+        self._connect_waiting()

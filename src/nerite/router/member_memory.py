@@ -16,6 +16,8 @@ _INTERVAL: Final = 15.0
 _SECONDS: Final = 5.0
 _FOR_MODELS: Final = 0.8
 """Share of a member's memory that models may take; the rest is for requests and for other programs."""
+_MOST: Final = 2.0**60
+"""More bytes than any member has. What a page says beyond that, infinity included, counts as this much."""
 _SAMPLE: Final = re.compile(
     rb"^(nv_[gc]pu_memory_total_bytes|nerite_model_memory_bytes)(?:\{([^}\n]*)\})? ([0-9.eE+]+)$", re.M
 )
@@ -44,9 +46,9 @@ def memory_figures(page: bytes) -> MemoryFigures:
             totals[name] += value
         elif (model := _MODEL.search(labels)) and value:
             key = model[1].decode(errors="replace")
-            models[key] = models.get(key, 0) + int(value)
+            models[key] = models.get(key, 0) + int(min(value, _MOST))
     gpu, cpu = totals.values()
-    return MemoryFigures(int(_FOR_MODELS * min(gpu or cpu, 2.0**60)), models)
+    return MemoryFigures(int(_FOR_MODELS * min(gpu or cpu, _MOST)), models)
 
 
 class MemoryReports:
@@ -73,7 +75,7 @@ class MemoryReports:
         return most
 
     async def run(self) -> None:
-        """Read the pages again and again, for ever."""
+        """Read the pages repeatedly, until it is cancelled."""
         while True:
             members = [load.member for load in self._pool.balancer.members if load.ready and load.member.metrics]
             await asyncio.gather(*(self._read(member) for member in members))

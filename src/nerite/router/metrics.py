@@ -16,6 +16,7 @@ from nerite.observability.exposition import Metric, MetricTable, Page, labels
 from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
 from nerite.router.placement import CopyFigures, PoolPlacement
+from nerite.router.pool_rollouts import PoolRollout
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.router.scaling import RouterScaling, ScaledPool
 from nerite.transports.http import reply
@@ -72,6 +73,7 @@ class RouterMetrics:
         self._guard = guard
         self.more: list[Callable[[Page], None]] = []
         """Writers of further metrics."""
+        self.rollouts: Sequence[PoolRollout] = ()
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Refuse requests that a browser sends for another site's page."""
@@ -90,7 +92,8 @@ class RouterMetrics:
         if head.path in ("/metrics", "/metrics/") and head.method in ("GET", "HEAD"):
             connection.send([Reply(200, self.text(), _TYPE).encode()])
         elif head.path == "/v2/pools" and self._scaling is not None and head.method in ("GET", "HEAD"):
-            connection.send([reply.json_reply(self._scaling.report()).encode()])
+            rollouts = [rollout.status() for rollout in self.rollouts]
+            connection.send([reply.json_reply({**self._scaling.report(), "rollouts": rollouts}).encode()])
         else:
             connection.send([(Reply(404, b"", _TYPE) if head.method == "GET" else reply.NOT_ALLOWED).encode()])
 

@@ -14,8 +14,6 @@ from time import monotonic_ns
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-import orjson
-
 from nerite.balancing.member import Member
 from nerite.balancing.model_placement import ModelPlacement, PlacementAction, PlacementStep
 from nerite.cluster.settings import PlacedModel, PlacementSettings
@@ -39,8 +37,6 @@ _IDLE_TIMES: Final = 20
 """Multiple of ``rise`` after which the demand for a model that had none is certainly next to nothing."""
 _OBSTACLE_NS: Final = 30_000_000_000
 """For so long requests are refused for a model that no member has the memory for, before it is looked at again."""
-_REASON: Final = 300
-"""Characters of a member's error that are quoted."""
 _NOTHING: Final = PlacedModel()
 
 
@@ -100,7 +96,7 @@ class PoolPlacement:
     # The loop.
 
     async def run(self) -> None:
-        """Decide again and again, for ever."""
+        """Decide repeatedly, until it is cancelled."""
         try:
             while True:
                 self._look(monotonic_ns())
@@ -114,7 +110,7 @@ class PoolPlacement:
                 task.cancel()
 
     async def run_reports(self) -> None:
-        """Read what members say of their memory, for ever."""
+        """Read what members report about their memory, until it is cancelled."""
         await self._reports.run()
 
     def _hold_began(self, model: str) -> None:
@@ -231,7 +227,7 @@ class PoolPlacement:
                     seconds = (monotonic_ns() - began) / 1e9
                     log.info(f"{what} has {step}ed model '{quoted_text(model)}' in {seconds:.3g} s")
                 else:
-                    log.warning(f"{what} did not {step} model '{quoted_text(model)}': {_reason_of(answer)}")
+                    log.warning(f"{what} did not {step} model '{quoted_text(model)}': {answer.failure}")
         except Exception as error:
             report("router", error, f"while member '{name}' was to {step} model '{quoted_text(model)}'")
         if outcome == "lost":
@@ -275,20 +271,8 @@ class PoolPlacement:
         if answer.problem and not ready:
             return "lost"
         if loads:
-            self._reasons[model] = f"member '{name}' {_reason_of(answer)}"
+            self._reasons[model] = f"member '{name}' {answer.failure}"
             self._placement.load_failed(name, model, now)
         else:
             self._placement.unload_failed(name, model, now)
         return "failed"
-
-
-def _reason_of(answer: MemberAnswer) -> str:
-    """Return why an order failed, as the end of a sentence about the member."""
-    if answer.problem:
-        return answer.problem
-    try:
-        text = str(orjson.loads(answer.body)["error"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        text = answer.body.decode(errors="replace")
-    line = text.partition("\n")[0]
-    return f"answered with status {answer.status}: {quoted_text(line, _REASON)}"

@@ -7,27 +7,21 @@ import os
 import random
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
 
 from nerite.balancing.member import Member
 from nerite.cluster.settings import ClusterSettings
 from nerite.config.watched_file import watch_files
+from nerite.core.background import BackgroundWork, report_unhandled, start_background
 from nerite.core.errors import NeriteError
-from nerite.core.failures import report
 from nerite.observability.log import log
 from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
 from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import PoolTable, RouterPool
-from nerite.transports.access import KeyFile, check_key_files
-
-BackgroundWork = Callable[[], Coroutine[Any, Any, None]]
-"""Starts work that runs as long as the process does."""
-
-_RESTART_DELAY: Final = 1.0
+from nerite.transports.access import AccessKeys, KeyFile, Lock, check_key_files
 
 
 class PoolProcess(ABC):
@@ -40,7 +34,8 @@ class PoolProcess(ABC):
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
         self.members = HttpMembers(settings.router.connect_timeout, MemberContexts(settings.pools, HTTP))
-        self._key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
+        self.key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
+        """Files with keys, which are followed."""
         self.health = HealthChecks(self.pools, self.members)
         self._discoveries = [Discovery(pool.settings, partial(self._take_members, pool)) for pool in self.pools]
         self.session_headers = tuple(dict.fromkeys(pool.session_header for pool in settings.pools))
@@ -48,13 +43,13 @@ class PoolProcess(ABC):
     async def serve(self) -> int:
         """Start, wait for a signal, and stop; return the exit status."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_report_unhandled)
+        loop.set_exception_handler(report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._request_stop)
         background: list[asyncio.Task[None]] = []
         try:
             await self.start()
-            background = [loop.create_task(_keep_running(work)) for work in self.background_work()]
+            background = start_background(self.background_work())
             await self._stop_requested.wait()
             await self.stop()
         except NeriteError as error:
@@ -85,7 +80,7 @@ class PoolProcess(ABC):
             yield partial(self.health.run, pool)
             yield discovery.run
         yield self.health.run_suspects
-        for file in self._key_files:
+        for file in self.key_files:
             yield partial(watch_files, file, partial(_key_changed, file))
 
     async def find_members(self) -> None:
@@ -122,34 +117,20 @@ class PoolProcess(ABC):
 
 def _set_key(pool: RouterPool, members: HttpMembers) -> KeyFile | None:
     """Have the key of a pool's members sent to them; return the file that it is in. Raises ``InvalidArgument``."""
-    placement = pool.settings.placement
-    if placement is None or not placement.key:
+    asked = pool.settings.placement or pool.settings.rollout
+    if asked is None or not asked.key:
         return None
-    header, _, key = placement.key.partition("=")
-    if not key.startswith("@"):
-        members.set_key(header, key.encode, pool)
-        return None
-    file = KeyFile(key[1:], check_key_files(key[1:]))
-    members.set_key(header, lambda: file.values[0], pool)
-    return file
+    lock = open_lock(asked.key)
+    members.set_key(lock.header, lambda: lock.keys.values[0], pool)
+    return lock.keys if isinstance(lock.keys, KeyFile) else None
+
+
+def open_lock(text: str) -> Lock:
+    """Return what ``HEADER=VALUE`` or ``HEADER=@FILE`` says. Raises ``InvalidArgument`` for a file without keys."""
+    header, _, key = text.partition("=")
+    keys = KeyFile(key[1:], check_key_files(key[1:])) if key.startswith("@") else AccessKeys((key.encode(),))
+    return Lock(header, keys)
 
 
 def _key_changed(file: KeyFile) -> None:
     (log.warning if file.problem else log.info)(file.news())
-
-
-def _report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an exception that no callback or task has caught, as an incident."""
-    message = context.get("message", "")
-    report("loop", context.get("exception") or RuntimeError(message), f"({message})")
-
-
-async def _keep_running(work: BackgroundWork) -> None:
-    """Run background work, and restart it after an unforeseen exception."""
-    while True:
-        try:
-            await work()
-            return
-        except Exception as error:
-            report("loop", error, "in background work beside the requests")
-            await asyncio.sleep(_RESTART_DELAY)

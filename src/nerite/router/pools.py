@@ -119,6 +119,7 @@ class RouterPool:
             del self.answers[key]
         for name in [name for name in self.indexes if name not in names]:
             del self.indexes[name]
+        self.metered.intersection_update(names)
         for name in self._adapters.keys() - names:
             self.set_adapters(name, frozenset())
         self._learn()
@@ -381,6 +382,8 @@ class PoolTable:
             return self._choose_idle(request, now_ns, tried, subset)
         model = request.model
         fitting = self._fitting(level)
+        if request.stored_at:
+            fitting = sorted(fitting, key=lambda pool: not pool.balancer.keeps(request))
         refusal: NoMember | None = None
         for pool in fitting:
             if pool.serves(model):

@@ -23,32 +23,36 @@ from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.options import TlsOptions
 from nerite.config.watched_file import watch_files
+from nerite.core.background import BackgroundWork
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.ledger.ledger import Ledger
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
-from nerite.observability.machine import usable_memory
+from nerite.observability.machine import raise_open_file_limit, usable_memory
 from nerite.redis.settings import settings_of_address
+from nerite.rollouts.webhook import Webhooks
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
-from nerite.router.http_service import RouterService
+from nerite.router.http_service import OF_ALL_TENANTS, RouterService
 from nerite.router.http_targets import HttpTargets
 from nerite.router.member_tls import GRPC, MemberContexts
 from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
-from nerite.router.pool_process import BackgroundWork, PoolProcess
+from nerite.router.pool_process import PoolProcess, open_lock
+from nerite.router.pool_rollouts import PoolRollout
+from nerite.router.pools import RouterPool
 from nerite.router.replica_scaling import ReplicaScaling
 from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
 from nerite.transports import tcp
-from nerite.transports.access import check_key_files
+from nerite.transports.access import KeyFile, check_key_files
 from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.limits import TransportLimits, bytes_for, connections_for
-from nerite.transports.listeners import IdleCheck
+from nerite.transports.listeners import IdleCheck, exit_keepalive
 
 _IDLE_SECONDS: Final = 600.0
 """Time after which idle connections of clients are closed."""
@@ -56,15 +60,14 @@ _UPLOAD_SECONDS: Final = 60.0
 """Maximum time without progress while a request arrives."""
 _MAX_METRICS_BODY: Final = 64 * 1024
 _GC_THRESHOLD: Final = 10_000
-_RESTART_DELAY: Final = 1.0
 _HOST_REMEDY: Final = "add {} to allowed-hosts in [router] of the cluster file"
 _ORIGIN_REMEDY: Final = "To let pages of that origin use it, add '{}' to cors-origins in [router] of the cluster file"
 
 
 def run(settings: ClusterSettings) -> int:
     """Route until a signal arrives; return the exit status."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.freeze()  # what is imported stays
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings))
 
@@ -92,7 +95,7 @@ def _admission(settings: ClusterSettings) -> tuple[WatchedPolicy | None, RouterA
     return watched, RouterAdmission(_with_redis(watched.policy, router), asyncio.get_running_loop())
 
 
-def _first_key(path: str) -> str:
+def first_key(path: str) -> str:
     """Return the first key in a file; empty without one. Raises ``InvalidArgument``."""
     if not path:
         return ""
@@ -125,28 +128,33 @@ def port_contexts(router: RouterSettings) -> PortContexts:
     return PortContexts(tcp.tls_context(options, ["http/1.1"]), tcp.tls_context(options, ["h2"]))
 
 
+def _limits_of(router: RouterSettings) -> TransportLimits:
+    """Return what the clients of a router may take of its memory and connections."""
+    most_bytes = router.max_bytes_in_flight
+    return TransportLimits(
+        max_bytes=bytes_for(usable_memory()) if most_bytes < 0 else most_bytes,
+        max_connections=router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
+        idle_seconds=_IDLE_SECONDS,
+        exit_keepalive=exit_keepalive(router.exit_keepalive, router.exit_timeout),
+        bytes_setting="max-bytes-in-flight in [router] of the cluster file",
+        connections_setting="max-connections in [router] of the cluster file",
+    )
+
+
 class RouterProcess(PoolProcess):
     """The parts of a router."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         super().__init__(settings)
         router = settings.router
-        limit = router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        most_bytes = router.max_bytes_in_flight
-        self._bounds = TransportLimits(
-            max_bytes=bytes_for(usable_memory()) if most_bytes < 0 else most_bytes,
-            max_connections=limit,
-            idle_seconds=_IDLE_SECONDS,
-            bytes_setting="max-bytes-in-flight in [router] of the cluster file",
-            connections_setting="max-connections in [router] of the cluster file",
-        )
+        self._bounds = _limits_of(router)
         self._contexts = port_contexts(router)
         checks_names = bool(router.allowed_hosts) or is_loopback(router.address)
         hosts = router.allowed_hosts if checks_names else None
         guard = BrowserGuard(router.cors_origins, hosts, _HOST_REMEDY, _ORIGIN_REMEDY)
         cors = Cors(router.cors_origins, ()) if router.cors_origins else None
         self._policy, self._admission = _admission(settings)
-        self._member_key = _first_key(router.member_key_file)
+        self._member_key = first_key(router.member_key_file)
         self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
         self._accounting = None
         if self._ledger is not None:
@@ -154,6 +162,11 @@ class RouterProcess(PoolProcess):
             self.health.metering = bool(self._member_key)
         self._service = self._routing(guard, cors)
         self._service.ledger = self._ledger
+        if router.admin_key:
+            lock = open_lock(router.admin_key)
+            self._service.locks = {OF_ALL_TENANTS: lock}
+            if isinstance(lock.keys, KeyFile):
+                self.key_files.append(lock.keys)
         self._batches: Batches | None = None
         self._http = HttpListener(
             "HTTP",
@@ -165,6 +178,13 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
+        self._webhooks = Webhooks()
+        self._rollouts = [
+            PoolRollout(pool, pool.settings.rollout, model, self.members, self._webhooks)
+            for pool in self.pools
+            if pool.settings.rollout is not None
+            for model in pool.settings.rollout.models
+        ]
         self._replicas = ReplicaScaling(settings.pools, self._scaling)
         self._grpc = RouterGrpcPort(
             self.table,
@@ -180,19 +200,11 @@ class RouterProcess(PoolProcess):
         self._grpc.ledger = self._accounting
         placed = [pool for pool in self.pools if pool.settings.placement is not None]
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
-        self._placements = [
-            PoolPlacement(
-                pool,
-                self.table.held,
-                self.members,
-                self.health,
-                None if self._leases is None else PlacementLease(pool.name, self._leases),
-            )
-            for pool in placed
-        ]
+        self._placements = [self._placement_in(pool) for pool in placed]
         self._figures = RouterMetrics(
             self.table, self.members, self._bounds, guard, self._scaling, self._admission, self._placements
         )
+        self._figures.rollouts = self._rollouts
         if self._ledger is not None:
             self._figures.more.append(self._ledger.write_metrics)
         self._metrics = HttpListener("Metrics", self._figures, _MAX_METRICS_BODY, self._bounds, _UPLOAD_SECONDS)
@@ -202,8 +214,16 @@ class RouterProcess(PoolProcess):
         """Return a handler that routes requests which ``guard`` allows. ``cors``: rules for pages of other origins."""
         router, admission = self.settings.router, self._admission
         callers = None if admission is None else admission.callers
-        targets = HttpTargets(guard, self.session_headers, router.max_body, callers, cors, self._member_key)
+        counts = admission is not None or self._ledger is not None
+        targets = HttpTargets(
+            guard, self.session_headers, router.max_body, callers, cors, self._member_key, counts=counts
+        )
         return RouterService(self.table, self.members, targets, router, admission, self._accounting)
+
+    def _placement_in(self, pool: RouterPool) -> PoolPlacement:
+        """Return what places the models of a pool."""
+        lease = None if self._leases is None else PlacementLease(pool.name, self._leases)
+        return PoolPlacement(pool, self.table.held, self.members, self.health, lease)
 
     async def start(self) -> None:
         """Find the members, check them once, and open the ports. Raises ``NeriteError``."""
@@ -264,6 +284,8 @@ class RouterProcess(PoolProcess):
             yield placement.run
             yield placement.run_reports
         yield self._scaling.run
+        for rollout in self._rollouts:
+            yield rollout.run
         yield from self._replicas.background_work()
         if self._batches is not None:
             yield self._batches.run
@@ -306,6 +328,7 @@ class RouterProcess(PoolProcess):
 
     async def close(self) -> None:
         """Release connections, ports and threads that are still open."""
+        self._webhooks.close()
         if self._batches is not None:
             await self._batches.close()
         if self._ledger is not None:

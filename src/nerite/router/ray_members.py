@@ -44,7 +44,7 @@ class RayMembers:
         self._problem = ""
 
     async def run(self) -> None:
-        """Follow the members, for ever."""
+        """Follow the members until it is cancelled."""
         delay = _FIRST_DELAY
         while True:
             began = time.monotonic()

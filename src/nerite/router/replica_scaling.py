@@ -8,10 +8,10 @@ from typing import Final
 
 from nerite.cluster.kubernetes_names import ScaleTarget
 from nerite.cluster.settings import PoolSettings
+from nerite.core.background import BackgroundWork
 from nerite.kubernetes.access import find_access
 from nerite.kubernetes.api_client import ApiClient
 from nerite.kubernetes.replicas import ReplicaActuator
-from nerite.router.pool_process import BackgroundWork
 from nerite.router.scaling import RouterScaling, ScaledPool
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nerite.router.response_head import BadResponse
+from nerite.router.response_head import MAX_RESPONSE_HEAD, BadResponse
 
 _MAX_LINE: Final = 4096
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?")
@@ -15,7 +15,7 @@ _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?")
 class ChunkScanner:
     """Follows a chunked body. Whoever has fed it may pass on the bytes as they are."""
 
-    __slots__ = ("_line", "_missing", "_trailers", "chunks", "complete", "spans")
+    __slots__ = ("_line", "_missing", "_trailer_bytes", "_trailers", "chunks", "complete", "spans")
 
     def __init__(self) -> None:
         self._missing = 0
@@ -23,6 +23,7 @@ class ChunkScanner:
         self._line = b""
         """Beginning of a size line or a trailer line."""
         self._trailers = False
+        self._trailer_bytes = 0
         self.chunks = 0
         """Number of chunks that have begun."""
         self.complete = False
@@ -72,6 +73,9 @@ class ChunkScanner:
         line = line[:-1]
         if self._trailers:
             self.complete = not line
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > MAX_RESPONSE_HEAD:
+                raise BadResponse(f"sent trailers of more than {MAX_RESPONSE_HEAD} bytes")
             return
         found = _SIZE_LINE.fullmatch(line)
         if found is None:

@@ -54,9 +54,11 @@ class RoutedItems:
         if not request.raised:
             head.fields.append((CLASS, IDLE.name))
             head.headers[CLASS] = IDLE.name
-        head.caller = Caller(request.tenant, "" if request.raised else IDLE.name)
+        level = "" if request.raised else IDLE.name
+        head.caller = Caller(request.tenant, level, trusted=True, paid=request.paid)
         self._under_way[model] += 1
-        exchange = RoutedItem(self._handler, head, done, partial(self._ended, model), self._max_answer)
+        ended = partial(self._ended, model)
+        exchange = RoutedItem(self._handler, head, request.request_id, done, ended, self._max_answer)
         exchange.run(memoryview(request.body))
         return exchange.cancel
 
@@ -78,11 +80,12 @@ class RoutedItem(ItemExchange):
         self,
         handler: HttpHandler,
         head: RequestHead,
+        request_id: str,
         done: Callable[[ItemAnswer], None],
         ended: Callable[[], None],
         max_answer: int,
     ) -> None:
-        super().__init__(handler, head, done, ended)
+        super().__init__(handler, head, request_id, done, ended)
         self._left = max_answer
 
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:

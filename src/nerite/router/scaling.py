@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.autoscaling.scaler import PoolScaler
+from nerite.core.failures import report
 from nerite.router.pools import RouterPool
 
 _INTERVAL: Final = 1.0
@@ -78,10 +79,13 @@ class RouterScaling:
     def tell(self, scaled: ScaledPool) -> None:
         """Call the functions that are to know of a change."""
         for changed in tuple(self._observers):
-            changed(scaled)
+            try:
+                changed(scaled)
+            except Exception as error:  # what it is told now is not told again to those that come after it
+                report("router", error, f"while a change of pool '{scaled.pool.name}' was told")
 
     async def run(self) -> None:
-        """Decide once a second, and at once when a request finds no member in an empty pool; for ever."""
+        """Decide once a second, and at once when a request finds no member in an empty pool, until it is cancelled."""
         last = {name: time.monotonic() for name in self.scaled}
         while True:
             await asyncio.sleep(_INTERVAL / 10)

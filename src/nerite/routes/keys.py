@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from nerite.config.sticky_key import KeySource, StickyKey
 from nerite.core import tensor as dtypes
 from nerite.core.model_calls import first_of
 from nerite.core.request import NAME, InferenceRequest, RequestHeader
-from nerite.scheduling.weighted_route import KeySource, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import WeightedRoute
 
 PROMPT: Final = "text_input"
 """Input of text models that is their prompt."""

@@ -187,7 +187,7 @@ def kind_of(error: NeriteError | None, *, cancelled: bool) -> str:
     return "refused" if isinstance(error, _REFUSALS) else "error"
 
 
-class HandOver(CallerSink):
+class ArmFallback(CallerSink):
     """Hands a request over to another arm instead of answering it with the error of an arm that has lost it.
 
     Put in front of a caller's sink, behind all that were put in front of that since, which see the request end.

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nerite.config.sticky_key import StickyKey
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text
-from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, RouteShadow, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, RouteShadow, WeightedRoute
 
 FILE: Final = "route.toml"
 SHADOW_RESULTS: Final = "shadow_results"

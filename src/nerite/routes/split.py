@@ -136,7 +136,7 @@ class RouteSplit:
         self._arms: list[ReadyArm | None] = [None] * len(versions)
         for index, (arm, version) in enumerate(zip(route.arms, versions, strict=True)):
             if version is not None and (usable[index] or open_arms[index]):
-                assignment = self._assignment(arm)
+                assignment = Assignment(route.name, arm.label, arm == route.candidate, self._choice.probability)
                 self._arms[index] = ReadyArm(index, arm, version, assignment, state, epoch)
         self._open = [arm for arm, is_open in zip(self._arms, open_arms, strict=True) if arm is not None and is_open]
         share = self._choice.probabilities
@@ -146,10 +146,6 @@ class RouteSplit:
         self._limit = share[self._low.index] if len(self._open) <= 2 else -1.0
         """Share of the first of two arms; negative if there are more."""
         self._headers: Memo[RequestHeader, ArmHeaders] = Memo()
-
-    def _assignment(self, arm: RouteArm, cluster: int = 0) -> Assignment:
-        route = self._route
-        return Assignment(route.name, arm.label, arm == route.candidate, self._choice.probability, cluster)
 
     # What transports ask of a version
 

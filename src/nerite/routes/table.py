@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from nerite.config.sticky_key import KeySource
 from nerite.core.errors import InvalidArgument, NotFound
 from nerite.core.request import InferenceRequest
 from nerite.judge.outcome import Outcome
-from nerite.scheduling.weighted_route import KeySource, RouteArm, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 _MAX_SEQUENCES: Final = 65_536
 """Maximum number of sequences of a route whose arm is remembered. Others stay on theirs until weights change."""

@@ -39,6 +39,7 @@ class DynamicBatcher:
         "_oldest",
         "_preferred",
         "_queue",
+        "_reordered",
         "_rows",
         "_rules",
         "releases",
@@ -50,6 +51,7 @@ class DynamicBatcher:
         self.timed = any(policy.timeout_us for policy in (rules.default_policy, *rules.policies.values()))
         self._rules = rules
         self._queue = RequestQueue(rules)
+        self._reordered = not self._queue.in_order_of_arrival
         self._limit = max(rules.max_batch_size, 1)
         self._preferred = frozenset(rules.preferred_sizes)
         self._largest = max(rules.preferred_sizes, default=self._limit)
@@ -75,7 +77,7 @@ class DynamicBatcher:
     def offer(self, request: InferenceRequest, now: int) -> NeriteError | None:
         """Enqueue ``request``, or return the error with which the queue rejects it."""
         refusal = self._queue.offer(request, now)
-        if refusal is None and self._gathered and request.queue.rank < self._gathered[-1].queue.rank:
+        if self._reordered and self._gathered and not refusal and self._queue.overtakes(request, self._gathered[-1]):
             self._put_back()
         return refusal
 

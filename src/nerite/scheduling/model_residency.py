@@ -4,26 +4,33 @@
 models that are loading, loaded or leaving stay within the budget as far as they are known; a model that works is
 never evicted, one that an ensemble in memory needs not before that ensemble; and of the models that are wanted, those
 of the best class go first, and within a class the one that has waited longest, which others pass for
-``PASSING_NS`` at most.
+``PASSING_NS`` at most. A model that can sleep does so instead of being evicted, if the host has the memory for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from nerite.core.sizes import size_text
+from nerite.scheduling.departures import Departures
+from nerite.scheduling.residency_table import (
+    EVICTABLE,
+    HOST,
+    Amounts,
+    Residence,
+    ResidencyTable,
+    ResidentModel,
+    add_amounts,
+    larger_amounts,
+)
 
-HOST: Final = "host"
-"""The memory of the machine. A GPU is called ``GPU`` and its number."""
 PASSING_NS: Final = 5_000_000_000
 """How long others pass a model that waits for busy ones; then the least recently used of these is drained."""
 _FIRST_BACKOFF_NS: Final = 1_000_000_000
 _LONGEST_BACKOFF_NS: Final = 60_000_000_000
-
-Amounts: TypeAlias = Mapping[str, int]
-"""Bytes by place."""
 
 
 class Activity(IntEnum):
@@ -36,15 +43,6 @@ class Activity(IntEnum):
     """It has state of clients that would be lost, such as sequences."""
 
 
-class Residence(Enum):
-    """Where a model is."""
-
-    ABSENT = "absent"
-    LOADING = "loading"
-    RESIDENT = "resident"
-    LEAVING = "leaving"
-
-
 class Step(Enum):
     """What an order asks for."""
 
@@ -52,6 +50,8 @@ class Step(Enum):
     EVICT = "evict"
     DRAIN = "drain"
     """Send it no more requests, and unload it when those that it has are answered."""
+    SLEEP = "sleep"
+    """Put it to sleep, from which a load wakes it."""
     REFUSE = "refuse"
     """Refuse the requests that wait for it, for the reason given: it cannot fit."""
 
@@ -64,32 +64,6 @@ class ResidencyOrder(NamedTuple):
     reason: str = ""
 
 
-class _Model:
-    __slots__ = (
-        "backoff_ns", "failure", "keep_alive_ns", "name", "needs", "number", "order", "ordered", "pinned", "residence",
-        "retry_ns", "seconds", "since_ns", "size", "used_ns",
-    )  # fmt: skip
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.needs: tuple[str, ...] = ()
-        self.size: Amounts = {}
-        self.pinned = False
-        self.keep_alive_ns = 0
-        self.residence = Residence.ABSENT
-        self.used_ns = 0
-        self.seconds = 0.0
-        self.order = -1
-        """Class of the most important request that waits; negative if none does."""
-        self.ordered = False
-        """It may be loaded beside any number of others, one of which may wait for it."""
-        self.number = 0
-        self.since_ns = 0
-        self.failure = ""
-        self.retry_ns = 0
-        self.backoff_ns = 0
-
-
 class ModelResidency:
     """The models of a server, those in memory, and those that are wanted."""
 
@@ -97,8 +71,9 @@ class ModelResidency:
         """A place without a budget is not limited. At most ``most_loads`` models are loaded at the same time."""
         self.budget = dict(budget)
         self._most_loads = most_loads
-        self._models: dict[str, _Model] = {}
-        self._dependents: dict[str, set[str]] = {}
+        self._table = ResidencyTable()
+        self._models = self._table.models
+        self._wanted: dict[str, ResidentModel] = {}
         self._overhead: Amounts = {}
         self._number = 0
 
@@ -111,22 +86,16 @@ class ModelResidency:
 
         ``needs``: the models without which it does not work. A ``keep_alive_ns`` of 0 is no limit.
         """
-        model = self._models.setdefault(name, _Model(name))
-        for need in model.needs:
-            self._dependents[need].discard(name)
-        model.needs = tuple(needs)
-        for need in model.needs:
-            self._dependents.setdefault(need, set()).add(name)
-        model.pinned, model.keep_alive_ns = pinned, keep_alive_ns
+        model = self._table.describe(name, needs, pinned=pinned)
+        model.keep_alive_ns = keep_alive_ns
         if model.residence is Residence.ABSENT:
             model.size = dict(size)
             model.failure, model.retry_ns, model.backoff_ns = "", 0, 0
 
     def forget(self, name: str) -> None:
         """Remove a model that is not in memory."""
-        model = self._models.pop(name)
-        for need in model.needs:
-            self._dependents[need].discard(name)
+        self._table.remove(name)
+        self._wanted.pop(name, None)
 
     def want(self, name: str, order: int, now_ns: int, *, ordered: bool = False) -> None:
         """Note that requests wait for a model, the most important of which has class ``order``.
@@ -134,45 +103,59 @@ class ModelResidency:
         ``ordered``: someone has it loaded, perhaps another model during its own load.
         """
         model = self._models[name]
-        if model.order < 0:
+        if name not in self._wanted:
             self._number += 1
-            model.number, model.since_ns, model.order = self._number, now_ns, order
+            model.number, model.since_ns = self._number, now_ns
+            self._wanted[name] = model
         model.order = order
         model.ordered = model.ordered or ordered
 
     def leave(self, name: str) -> None:
         """Note that no request waits for a model any more."""
-        if name in self._models:
-            self._models[name].order = -1
+        self._wanted.pop(name, None)
 
     def loaded(self, name: str, size: Amounts, seconds: float, now_ns: int) -> None:
         """Note that a model is in memory, what it takes there, and how long the load took."""
-        model = self._models.setdefault(name, _Model(name))
-        model.residence, model.size, model.seconds = Residence.RESIDENT, dict(size), seconds
+        model = self._table.model(name)
+        model.size, model.seconds = dict(size), seconds
+        self._table.move(model, Residence.RESIDENT, model.size)
         model.used_ns = max(model.used_ns, now_ns)
-        model.order, model.ordered = -1, False
+        self._wanted.pop(name, None)
+        model.ordered = False
         model.failure, model.retry_ns, model.backoff_ns = "", 0, 0
 
     def failed(self, name: str, why: str, now_ns: int) -> None:
         """Note that a load has failed. The next is tried after a time that doubles with each failure."""
-        for each in self._closure(name):
+        for each in self._table.closure(name):
             model = self._models[each]
             if model.residence is Residence.LOADING:
-                model.residence = Residence.ABSENT
+                self._table.move(model, Residence.ABSENT, {})
         model = self._models[name]
-        model.order, model.ordered = -1, False
+        self._wanted.pop(name, None)
+        model.ordered = False
         model.backoff_ns = min(max(2 * model.backoff_ns, _FIRST_BACKOFF_NS), _LONGEST_BACKOFF_NS)
         model.failure, model.retry_ns = why, now_ns + model.backoff_ns
 
     def unloaded(self, name: str) -> None:
         """Note that a model is no longer in memory."""
         if name in self._models:
-            self._models[name].residence = Residence.ABSENT
+            self._table.move(self._models[name], Residence.ABSENT, {})
+
+    def can_sleep(self, name: str, rest: Amounts | None) -> None:
+        """Note what a model takes while it sleeps, by a measurement or an estimate; None: it cannot sleep."""
+        self._models[name].rest = rest
+
+    def fell_asleep(self, name: str, rest: Amounts) -> None:
+        """Note that a model sleeps, and what it takes, or that this was measured again."""
+        model = self._models[name]
+        model.rest = rest
+        self._table.move(model, Residence.ASLEEP, rest)
 
     def kept(self, name: str, now_ns: int) -> None:
         """Note that a model was not evicted after all, because it has got a request meanwhile."""
         model = self._models[name]
-        model.residence, model.used_ns = Residence.RESIDENT, now_ns
+        model.used_ns = now_ns
+        self._table.move(model, Residence.RESIDENT, model.size)
 
     def used(self, name: str, now_ns: int) -> None:
         """Note when a model was last used."""
@@ -181,8 +164,10 @@ class ModelResidency:
 
     def measured(self, name: str, size: Amounts) -> None:
         """Replace the size of a model in memory."""
-        if name in self._models and self._models[name].residence is Residence.RESIDENT:
-            self._models[name].size = dict(size)
+        model = self._table.at[Residence.RESIDENT].get(name)
+        if model is not None:
+            model.size = dict(size)
+            self._table.move(model, Residence.RESIDENT, model.size)
 
     def measured_overhead(self, amounts: Amounts) -> None:
         """Replace what is used of the budget by nothing that could be evicted."""
@@ -205,6 +190,10 @@ class ModelResidency:
         """Return what a model takes in memory, or is expected to take."""
         return self._models[name].size
 
+    def taken(self, name: str) -> Amounts:
+        """Return what a model takes now, at most."""
+        return self._models[name].taken
+
     def seconds(self, name: str) -> float:
         """Return how long the last load of a model took; 0 if it is not known."""
         model = self._models.get(name)
@@ -216,7 +205,7 @@ class ModelResidency:
 
     def closure(self, name: str) -> list[str]:
         """Return a model and all that it needs, directly or not."""
-        return self._closure(name)
+        return self._table.closure(name)
 
     def needed_by(self, name: str) -> list[str]:
         """Return a model and those in memory that need it, directly or not; each before those that it needs."""
@@ -224,25 +213,26 @@ class ModelResidency:
 
     def is_pinned(self, name: str) -> bool:
         """Return whether a model stays in memory, for itself or because a pinned one needs it."""
-        return any(self._models[each].pinned for each in self._upwards(name))
+        return name in self._table.pinned
 
     def in_memory(self) -> list[str]:
         """Return the models in memory, least recently used first."""
-        found = [model for model in self._models.values() if model.residence is Residence.RESIDENT]
-        return [model.name for model in sorted(found, key=lambda model: model.used_ns)]
+        return _by_last_use(self._table.at[Residence.RESIDENT].values())
+
+    def asleep(self) -> list[str]:
+        """Return the models that sleep, least recently used first."""
+        return _by_last_use(self._table.at[Residence.ASLEEP].values())
 
     @property
     def wanted(self) -> list[str]:
         """The models that requests wait for, the first to be loaded first."""
-        found = [model for model in self._models.values() if model.order >= 0]
-        return [model.name for model in sorted(found, key=lambda model: (model.order, model.number))]
+        found = sorted(self._wanted.values(), key=lambda model: (model.order, model.number))
+        return [model.name for model in found]
 
     def used_bytes(self) -> dict[str, int]:
         """Return what is used of each place: by models that are loading, in memory or leaving, and by the server."""
         total = dict(self._overhead)
-        for model in self._models.values():
-            if model.residence is not Residence.ABSENT:
-                _add(total, model.size)
+        add_amounts(total, self._table.taken)
         return total
 
     def obstacle(self, name: str, now_ns: int) -> tuple[str, int]:
@@ -265,11 +255,11 @@ class ModelResidency:
     def _shortage_at(self, name: str, place: str, size: int, used: int, activity: Callable[[str], Activity]) -> str:
         pinned, busy = [], []
         for model in self._models.values():
-            if model.residence is Residence.ABSENT or not model.size.get(place):
+            if not model.taken.get(place):
                 continue
             if self.is_pinned(model.name):
                 pinned.append(model)
-            elif model.residence is not Residence.RESIDENT or activity(model.name) is not Activity.IDLE:
+            elif model.residence not in EVICTABLE or activity(model.name) is not Activity.IDLE:
                 busy.append(model)
         text = f"it needs {size_text(size)} of {place} memory, and {size_text(used)} of {size_text(self.budget[place])}"
         return f"{text} are used: {_sum_text(pinned, place, 'pinned')}, {_sum_text(busy, place, 'busy')}"
@@ -283,30 +273,29 @@ class ModelResidency:
         """
         orders = [*self._end_of_keep_alive(now_ns, activity), *self._back_within_budget(activity)]
         reserved: dict[str, int] = {}
-        loads = sum(model.residence is Residence.LOADING for model in self._models.values())
+        loads = len(self._table.at[Residence.LOADING])
         protected: set[str] = set()
         for name in self.wanted:
             model = self._models[name]
-            closure = self._closure(name)
+            closure = self._table.closure(name)
             protected.update(closure)
             if any(self._models[each].residence in (Residence.LOADING, Residence.LEAVING) for each in closure):
                 continue  # its turn comes when that is over
             if model.residence is Residence.RESIDENT:
-                model.order = -1
+                del self._wanted[name]
                 continue
             need = self._need(name)
             if impossible := self._impossible(name, need, activity):
-                model.order = -1
+                del self._wanted[name]
                 orders.append(ResidencyOrder(Step.REFUSE, name, impossible))
                 continue
             if self._fits(need, reserved, leaving=False):
                 if loads >= self._most_loads and not model.ordered:
-                    _add(reserved, need)
+                    add_amounts(reserved, need)
                     continue
                 loads += 1
                 for each in closure:
-                    if self._models[each].residence is Residence.ABSENT:
-                        self._models[each].residence = Residence.LOADING
+                    self._begin_load(self._models[each])
                 orders.append(ResidencyOrder(Step.LOAD, name))
                 continue
             if not self._fits(need, reserved, leaving=True):
@@ -315,28 +304,25 @@ class ModelResidency:
                 orders += room
                 if not room and not late:
                     continue  # busy models are in the way: others may pass
-            _add(reserved, need)
+            add_amounts(reserved, need)
         return orders
 
     def next_change_ns(self, now_ns: int) -> int | None:
         """Return when ``decide`` is to be called again even if nothing happens; None: not at all."""
         times = [
             model.used_ns + model.keep_alive_ns
-            for model in self._models.values()
-            if model.residence is Residence.RESIDENT
-            and model.keep_alive_ns
-            and not model.pinned
-            and len(self._leavers(model.name)) == 1
+            for model in self._table.evictable()
+            if model.keep_alive_ns and not model.pinned and len(self._leavers(model.name)) == 1
         ]
         return min(times, default=None)
 
     def _end_of_keep_alive(self, now_ns: int, activity: Callable[[str], Activity]) -> Iterator[ResidencyOrder]:
-        for name in self.in_memory():
+        over = [each for each in self._table.evictable() if 0 < each.keep_alive_ns <= now_ns - each.used_ns]
+        for name in _by_last_use(over):
             model = self._models[name]
-            if not model.keep_alive_ns or now_ns - model.used_ns < model.keep_alive_ns:
-                continue
             if self._is_free(name, (), activity) and len(self._leavers(name)) == 1:
-                model.residence = Residence.LEAVING
+                model.stays = {}
+                self._table.move(model, Residence.LEAVING, model.taken)
                 yield ResidencyOrder(Step.EVICT, name, "keep-alive")
 
     def _back_within_budget(self, activity: Callable[[str], Activity]) -> list[ResidencyOrder]:
@@ -359,44 +345,75 @@ class ModelResidency:
 
         Without ``partly``, do nothing if all of them do not suffice.
         """
-        missing = self._missing(need, reserved)
-        leaving: list[str] = []
-
-        def collect(worst: Activity) -> None:
-            for name in self._by_use():
-                if all(amount <= 0 for amount in missing.values()):
-                    return
-                group = [each for each in self._leavers(name) if each not in leaving]
-                if name in leaving or not self._is_free(name, protected, activity, worst):
-                    continue
-                sizes = [self._models[each].size for each in group]
-                if any(missing[place] > 0 and sum(size.get(place, 0) for size in sizes) > 0 for place in missing):
-                    leaving.extend(group)
-                    for size in sizes:
-                        _add(missing, {place: -size.get(place, 0) for place in missing})
-
-        collect(Activity.IDLE)
-        if drain:
-            collect(Activity.WORKS)
-        if any(amount > 0 for amount in missing.values()) and not partly:
+        room = self.budget.get(HOST, sys.maxsize) - self.used_bytes().get(HOST, 0)
+        leaving = Departures(
+            self._missing(need, reserved),
+            -self._missing({HOST: need.get(HOST, 0) or 1}, reserved).get(HOST, -sys.maxsize),
+            room - reserved.get(HOST, 0) - need.get(HOST, 0),
+        )
+        for worst in (Activity.IDLE, Activity.WORKS) if drain else (Activity.IDLE,):
+            self._collect(leaving, protected, activity, worst)
+        if not (leaving.suffice or partly):
             return []
-        for name in reversed(leaving[:]):  # the most recently used may not be needed
-            size = self._models[name].size
-            spare = all(missing[place] + size.get(place, 0) <= 0 for place in missing)
-            if spare and not any(need in leaving for need in self._models[name].needs):
-                leaving.remove(name)
-                _add(missing, {place: size.get(place, 0) for place in missing})
-        orders = []
-        for name in leaving:
-            idle = activity(name) is Activity.IDLE
-            self._models[name].residence = Residence.LEAVING
-            orders.append(ResidencyOrder(Step.EVICT if idle else Step.DRAIN, name, "memory"))
-        return orders
+        for name in reversed([*leaving]):  # the most recently used may not be needed
+            model = self._models[name]
+            if not any(other in leaving for other in model.needs):
+                leaving.withdraw_if_others_suffice(name, model.taken)
+        return [self._begin_leave(name, stays, activity(name)) for name, stays in leaving.first.items()]
+
+    def _collect(
+        self, leaving: Departures, protected: Collection[str], activity: Callable[[str], Activity], worst: Activity
+    ) -> None:
+        """Add the least recently used models that do no more than ``worst``, until they free enough."""
+        for name in self._by_use():
+            if leaving.suffice:
+                return
+            if name in leaving or not self._is_free(name, protected, activity, worst):
+                continue
+            group = [self._models[each] for each in self._leavers(name) if each not in leaving]
+            if leaving.gain_from([model.taken for model in group]):
+                idle = activity(name) is Activity.IDLE
+                rest = self._rest_among(leaving, name, protected, activity) if idle else {}
+                for model in group:
+                    leaving.add(model.name, model.taken, rest)
+
+    def _rest_among(
+        self, leaving: Departures, name: str, protected: Collection[str], activity: Callable[[str], Activity]
+    ) -> Amounts:
+        """Return what a model will take asleep; nothing if it cannot sleep, or no memory of the host is left for that.
+
+        Models that have slept for longer leave for it.
+        """
+        model = self._models[name]
+        if model.rest is None or model.residence is not Residence.RESIDENT or len(self._leavers(name)) > 1:
+            return {}
+        if not any(amount > 0 and _less(model.rest, model.taken, place) for place, amount in leaving.missing.items()):
+            return {}
+        growth = model.rest.get(HOST, 0) - model.taken.get(HOST, 0)
+        sleepers = [self._models[each] for each in self.asleep() if each not in leaving]
+        older = [
+            each for each in sleepers if each.used_ns <= model.used_ns and self._is_free(each.name, protected, activity)
+        ]
+        if leaving.spare + sum(each.taken.get(HOST, 0) for each in older) < growth:
+            return {}
+        for each in older:
+            if leaving.spare < growth:
+                leaving.add(each.name, each.taken, {})
+        return model.rest
+
+    def _begin_leave(self, name: str, stays: Amounts, activity: Activity) -> ResidencyOrder:
+        """Count a model as leaving; return the order for that."""
+        model = self._models[name]
+        model.stays = stays
+        self._table.move(model, Residence.LEAVING, larger_amounts(model.taken, stays))
+        step = Step.SLEEP if stays else Step.EVICT if activity is Activity.IDLE else Step.DRAIN
+        return ResidencyOrder(step, name, "memory")
 
     def _by_use(self) -> list[str]:
         """Return the models in memory by the last use of each and of the ensembles that need it."""
-        last = {name: max(self._models[each].used_ns for each in self._leavers(name)) for name in self.in_memory()}
-        return sorted(last, key=lambda name: last[name])
+        names = [model.name for model in self._table.evictable()]
+        last = {name: max(self._models[each].used_ns for each in self._leavers(name)) for name in names}
+        return sorted(last, key=lambda name: (last[name], self._models[name].used_ns))
 
     def _is_free(
         self,
@@ -407,7 +424,7 @@ class ModelResidency:
     ) -> bool:
         """Return whether a model can leave, with the ensembles that need it."""
         return all(
-            model.residence is Residence.RESIDENT
+            model.residence in EVICTABLE
             and not model.pinned
             and model.name not in protected
             and activity(model.name) <= worst
@@ -416,42 +433,29 @@ class ModelResidency:
 
     def _leavers(self, name: str) -> list[str]:
         """Return the models that have to leave if one does: those in memory that need it, the outermost first."""
-        return [each for each in self._upwards(name) if self._models[each].residence is not Residence.ABSENT]
-
-    def _upwards(self, name: str) -> list[str]:
-        """Return a model and all that need it, directly or not; each before those that it needs."""
-        found: dict[str, None] = {}
-
-        def visit(each: str) -> None:
-            for other in sorted(self._dependents.get(each, ())):
-                if other not in found and other != name:
-                    visit(other)
-            found.setdefault(each)
-
-        visit(name)
-        return list(found)
-
-    def _closure(self, name: str) -> list[str]:
-        """Return a model and all that it needs, directly or not, as far as they are known."""
-        found = [name]
-        for each in found:
-            found += [need for need in self._models[each].needs if need in self._models and need not in found]
-        return found
+        return [each for each in self._table.upwards(name) if self._models[each].residence is not Residence.ABSENT]
 
     def _need(self, name: str) -> dict[str, int]:
         """Return what the load of a model adds to what is used."""
         need: dict[str, int] = {}
-        for each in self._closure(name):
-            if self._models[each].residence is Residence.ABSENT:
-                _add(need, self._models[each].size)
+        for each in self._table.closure(name):
+            model = self._models[each]
+            if model.residence in (Residence.ABSENT, Residence.ASLEEP):
+                add_amounts(
+                    need, {place: max(size - model.taken.get(place, 0), 0) for place, size in model.size.items()}
+                )
         return need
+
+    def _begin_load(self, model: ResidentModel) -> None:
+        """Count a model that is not in memory, or asleep, as loading."""
+        if model.residence in (Residence.ABSENT, Residence.ASLEEP):
+            self._table.move(model, Residence.LOADING, larger_amounts(model.taken, model.size))
 
     def _missing(self, need: Amounts, reserved: Amounts) -> dict[str, int]:
         """Return how much room has to be made in each place, once those that leave are gone; negative if there is."""
         used = self.used_bytes()
-        for model in self._models.values():
-            if model.residence is Residence.LEAVING:
-                _add(used, {place: -size for place, size in model.size.items()})
+        for model in self._table.at[Residence.LEAVING].values():
+            add_amounts(used, {place: model.stays.get(place, 0) - size for place, size in model.taken.items()})
         return {
             place: used.get(place, 0) + reserved.get(place, 0) + need.get(place, 0) - limit
             for place, limit in self.budget.items()
@@ -471,12 +475,9 @@ class ModelResidency:
 
     def _impossible(self, name: str, need: Amounts, activity: Callable[[str], Activity]) -> str:
         """Return why a model can never be loaded; empty if it can, once others have left."""
-        closure = self._closure(name)
         fixed: dict[str, int] = {}  # without the overhead, which may shrink when other models leave
-        for model in self._models.values():
-            stays = model.residence is not Residence.ABSENT and (model.name in closure or self.is_pinned(model.name))
-            if stays:
-                _add(fixed, model.size)
+        for each in self._table.pinned.union(self._table.closure(name)):
+            add_amounts(fixed, self._models[each].taken)
         if all(
             fixed.get(place, 0) + size <= self.budget.get(place, size)
             for place, size in need.items()
@@ -487,14 +488,17 @@ class ModelResidency:
         return self.shortage(name, activity) or "it does not fit"
 
 
-def _add(total: dict[str, int], amounts: Amounts) -> None:
-    for place, amount in amounts.items():
-        total[place] = total.get(place, 0) + amount
+def _by_last_use(models: Iterable[ResidentModel]) -> list[str]:
+    return [model.name for model in sorted(models, key=lambda model: model.used_ns)]
 
 
-def _sum_text(models: Iterable[_Model], place: str, what: str) -> str:
-    found = sorted(models, key=lambda model: -model.size.get(place, 0))
+def _less(some: Amounts, other: Amounts, place: str) -> bool:
+    return some.get(place, 0) < other.get(place, 0)
+
+
+def _sum_text(models: Iterable[ResidentModel], place: str, what: str) -> str:
+    found = sorted(models, key=lambda model: -model.taken.get(place, 0))
     if not found:
         return f"nothing is {what}"
     names = ", ".join(model.name for model in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    return f"{size_text(sum(model.size.get(place, 0) for model in found))} are {what} ({names})"
+    return f"{size_text(sum(model.taken.get(place, 0) for model in found))} are {what} ({names})"

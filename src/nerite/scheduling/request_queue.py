@@ -45,6 +45,13 @@ class QueueLane:
             self.tombstones = 0
 
 
+def _lane_of(request: InferenceRequest) -> QueueLane:
+    """Return the lane in which a request waits."""
+    lane = request.queue
+    assert isinstance(lane, QueueLane)
+    return lane
+
+
 class PriorityLevel:
     """Requests of one priority: a lane for those in time, and one for those that timed out and were delayed."""
 
@@ -134,20 +141,21 @@ class RequestQueue:
     def put_back(self, requests: Sequence[InferenceRequest]) -> None:
         """Return pulled ``requests``, in the order in which they were pulled, to the front of their lanes."""
         for request in reversed(requests):
-            request.queue.entries.appendleft(request)
+            _lane_of(request).entries.appendleft(request)
 
     def leave(self, requests: Sequence[InferenceRequest]) -> None:
         """Stop counting the pulled ``requests`` as waiting."""
+        single = self._single_level
         for request in requests:
-            request.queue.level.size -= 1
+            (single or _lane_of(request).level).size -= 1
             request.queue = None
         self.size -= len(requests)
 
     def withdraw(self, request: InferenceRequest) -> bool:
         """Drop a request wherever it waits; return False if it no longer waits here."""
-        lane = request.queue
-        if lane is None:
+        if request.queue is None:
             return False
+        lane = _lane_of(request)
         self.leave((request,))
         lane.add_tombstone()
         return True
@@ -156,6 +164,15 @@ class RequestQueue:
     def has_priorities(self) -> bool:
         """Whether requests can have different priorities."""
         return self._single_level is None
+
+    @property
+    def in_order_of_arrival(self) -> bool:
+        """Whether no request overtakes another: there are no priorities, and timeouts delay none."""
+        return self._single_level is not None and not self._single_level.policy.delay_on_timeout
+
+    def overtakes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
+        """Return whether a request runs before another one that arrived earlier."""
+        return _lane_of(request).rank < _lane_of(other).rank
 
     def displace(self, request: InferenceRequest) -> InferenceRequest | None:
         """Drop and return the request that would run last if its level is below that of ``request``; else None."""
@@ -178,12 +195,12 @@ class RequestQueue:
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             request = heapq.heappop(deadlines)[2]
-            lane = request.queue
-            if lane is None:
+            if request.queue is None:
                 continue
+            lane = _lane_of(request)
             if lane.level.policy.delay_on_timeout:
                 request.queue = lane.level.delayed
-                request.queue.entries.append(request)
+                lane.level.delayed.entries.append(request)
             else:
                 self.leave((request,))
                 refused.append(request)

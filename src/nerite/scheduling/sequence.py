@@ -10,12 +10,32 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Buffer, TensorSpec
 from nerite.scheduling.decider import BatchingRules, BatchReason
 from nerite.scheduling.dynamic_batcher import DynamicBatcher
+
+
+class StateForm:
+    """Types and shapes of a model's states between two requests. Interned, mostly."""
+
+    __slots__ = ("specs", "varies")
+
+    def __init__(self, specs: tuple[TensorSpec, ...], *, varies: bool) -> None:
+        self.specs = specs
+        """Specs of the state inputs, in the order of the configuration."""
+        self.varies = varies
+        """Requests may have different forms, which cannot share a batch."""
+
+
+class KeptState(NamedTuple):
+    """The states that a sequence keeps between two requests."""
+
+    form: StateForm
+    data: list[Buffer]
 
 
 class RequestSequence:
@@ -37,8 +57,8 @@ class RequestSequence:
 
     def __init__(self, id: int | str) -> None:
         self.id = id
-        self.state: Any = None
-        """Implicit state that the last request left for the next; owned by ``dispatch/sequence_inputs.py``."""
+        self.state: KeptState | None = None
+        """Implicit state that the last request left for the next; ``SequenceInputs`` keeps it."""
         self.waiting: deque[SequenceRequest] = deque()
         self.running = False
         """One of its requests runs. Two never run at once."""
@@ -50,8 +70,8 @@ class RequestSequence:
         """The next sequence with the same id, which may not start before this one is over."""
         self.follows = False
         """It waits for its predecessor with the same id to end."""
-        self.slots: Any = None
-        """``SequenceSlots`` of the instance that runs it; None while it waits for a slot."""
+        self.slots: SequenceSlots | None = None
+        """Slots of the instance that runs it; None while it waits for a slot."""
         self.slot = 0
         """Index of its slot in ``slots``."""
         self.touched_ns = 0

@@ -353,6 +353,7 @@ class SequenceBatcher(Generic[Instance]):
         if error is not None:
             self._failed += [(each, error) for each in self._end(sequence, "one of its requests could not be prepared")]
             return
+        assert sequence.slots is not None
         sequence.ready = True
         sequence.slots.ready(sequence)
 
@@ -375,7 +376,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def _end(self, sequence: RequestSequence, why: str) -> list[SequenceRequest]:
         """Drop and return the waiting requests of a sequence, and end it as soon as none of its requests runs."""
-        if sequence.ready:
+        if sequence.slots is not None and sequence.ready:
             sequence.slots.withdraw(sequence)
             sequence.ready = False
         dropped = sequence.drop()
@@ -391,6 +392,7 @@ class SequenceBatcher(Generic[Instance]):
 
     def _give_up_slot(self, sequence: RequestSequence) -> None:
         slots = sequence.slots
+        assert slots is not None
         slots.seats[sequence.slot] = None
         if slots.open:
             heapq.heappush(self._free, (sequence.slot, slots.order, slots))

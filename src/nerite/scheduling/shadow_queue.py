@@ -30,7 +30,7 @@ class ShadowDrop(enum.StrEnum):
     NOT_READY = "not_ready"
     """The arm has no instance that is up, or it refuses such requests."""
     LATE = "late"
-    """It waited for longer than the timeout, because requests that somebody waits for come first."""
+    """It waited for longer than the timeout, because requests of other classes come first."""
     TIMEOUT = "timeout"
     """The shadow did not answer in time and was cancelled."""
     REFUSED = "refused"

@@ -1,4 +1,4 @@
-"""Detectors of stalls of event loops, engines and batches, and exponential backoff. Pure deciders without a clock."""
+"""Detectors of stalls of event loops, engines, batches and queues. Pure deciders without a clock."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _QUIET: Final = 60_000_000_000
 """Nanoseconds after a report during which further stalls of the same kind are only counted."""
 
 
-class What(Enum):
-    """Kind of a stall report."""
+class StallKind(Enum):
+    """What a report of a stall says."""
 
-    STANDS = "stands"
+    BLOCKED = "blocked"
     """The loop is blocked now."""
-    WENT_ON = "went on"
+    ENDED = "ended"
     """The loop runs again after a reported stall."""
-    STOOD_STILL = "stood still"
+    PROCESS_STALLED = "process stalled"
     """The whole process was stalled until now."""
 
 
-class News(NamedTuple):
+class StallReport(NamedTuple):
     """Report of a stall."""
 
-    what: What
+    kind: StallKind
     nanoseconds: int
     """Duration of the stall so far."""
     untold: int = 0
@@ -57,50 +57,50 @@ class LoopStallDetector:
         self._stalled_since: int | None = None
         self._reported = False
         """The current stall has been reported."""
-        self._quiet_until: dict[What, int] = {}
-        self._untold = dict.fromkeys(What, 0)
+        self._quiet_until: dict[StallKind, int] = {}
+        self._untold = dict.fromkeys(StallKind, 0)
 
     def answered(self, now: int) -> None:
         """Record a heartbeat of the loop."""
         self._last_heartbeat = now
 
-    def check(self, now: int) -> News | None:
+    def check(self, now: int) -> StallReport | None:
         """Return the report that is due now, if any."""
         slept, self._looked = now - self._looked, now
         if slept > self.period + self._limit:
             self._last_heartbeat = now
             self._stalled_since = None
-            return self._news(What.STOOD_STILL, slept, now)
+            return self._report(StallKind.PROCESS_STALLED, slept, now)
         since = self._stalled_since
         if since is not None and self._last_heartbeat > since:
             self._stalled_since = None
-            return News(What.WENT_ON, self._last_heartbeat - since) if self._reported else None
+            return StallReport(StallKind.ENDED, self._last_heartbeat - since) if self._reported else None
         if since is not None:
-            return (
-                None if self._reported or self._quiet(What.STANDS, now) else self._report_blocked(since, now, before=1)
-            )
+            if self._reported or self._quiet(StallKind.BLOCKED, now):
+                return None
+            return self._report_blocked(since, now, before=1)
         if now - self._last_heartbeat > self._limit:
             self._stalled_since = self._last_heartbeat
             return self._report_blocked(self._last_heartbeat, now)
         return None
 
-    def _report_blocked(self, since: int, now: int, before: int = 0) -> News | None:
+    def _report_blocked(self, since: int, now: int, before: int = 0) -> StallReport | None:
         """Return the report of the current stall; ``before``: how often it was counted as unreported."""
-        self._untold[What.STANDS] -= before
-        news = self._news(What.STANDS, now - since, now)
-        self._reported = news is not None
-        return news
+        self._untold[StallKind.BLOCKED] -= before
+        report = self._report(StallKind.BLOCKED, now - since, now)
+        self._reported = report is not None
+        return report
 
-    def _quiet(self, what: What, now: int) -> bool:
-        return now < self._quiet_until.get(what, now)
+    def _quiet(self, kind: StallKind, now: int) -> bool:
+        return now < self._quiet_until.get(kind, now)
 
-    def _news(self, what: What, nanoseconds: int, now: int) -> News | None:
-        if self._quiet(what, now):
-            self._untold[what] += 1
+    def _report(self, kind: StallKind, nanoseconds: int, now: int) -> StallReport | None:
+        if self._quiet(kind, now):
+            self._untold[kind] += 1
             return None
-        self._quiet_until[what] = now + _QUIET
-        untold, self._untold[what] = self._untold[what], 0
-        return News(what, nanoseconds, untold)
+        self._quiet_until[kind] = now + _QUIET
+        untold, self._untold[kind] = self._untold[kind], 0
+        return StallReport(kind, nanoseconds, untold)
 
 
 _LATE: Final = 1.0
@@ -207,25 +207,29 @@ class SlowBatchDetector:
         return lasted
 
 
-class ExponentialBackoff:
-    """Computes retry delays that double with each failure and reset after a quiet period. Times are in seconds."""
+_OVERDUE: Final = 500_000_000
+"""Nanoseconds beyond which a delay is a fault, and not scheduling jitter."""
 
-    __slots__ = ("_failures", "_last", "first", "limit", "quiet")
 
-    def __init__(self, first: float = 0.1, limit: float = 30.0, quiet: float = 60.0) -> None:
-        self.first = first
-        self.limit = limit
-        self.quiet = quiet
-        self._failures = 0
-        self._last = 0.0
+class QueueStallDetector:
+    """Detects that requests wait beside an idle instance. Polled from time to time; times are in nanoseconds."""
 
-    def failed(self, now: float) -> float:
-        """Record a failure; return how long to wait before a retry. The first failure is retried at once."""
-        if self._failures and now - self._last > self.quiet:
-            self._failures = 0
-        self._last = now
-        self._failures += 1
-        if self._failures == 1:
-            return 0.0
-        # 2**1000 overflows a float; any limit is reached long before 2**100.
-        return min(self.limit, self.first * 2.0 ** min(self._failures - 2, 100))
+    __slots__ = ("_begun", "_since")
+
+    def __init__(self) -> None:
+        self._begun = -1
+        """Number of batches begun when requests were first found beside an idle instance; -1: none were found."""
+        self._since = 0
+
+    def check(self, waits: bool, due: int | None, begun: int, now: int) -> bool:
+        """Return whether requests that could run have waited for too long, during which no batch began.
+
+        ``waits``: there are requests, and an idle instance. ``due``: when one of them may run at the latest; None: now.
+        """
+        if not waits or (due is not None and due > now - _OVERDUE):
+            self._begun = -1
+            return False
+        if begun != self._begun:
+            self._begun, self._since = begun, now
+            return False
+        return now - self._since >= _OVERDUE

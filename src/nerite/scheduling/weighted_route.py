@@ -8,85 +8,22 @@ share of the weights, which is the probability of the coin, too.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from nerite.config.sticky_key import StickyKey
 from nerite.core.errors import InvalidArgument
 
 MAX_ARMS: Final = 16
-MAX_PREFIX: Final = 65_536
-"""Maximum number of bytes of a prompt that are a key."""
 _MAX_WEIGHT: Final = 1e9
 _SHADOW_RANGES: Final = (("tolerance", 0.0, 1e6), ("timeout", 0.001, 3600.0), ("concurrency", 1, 1024))
 """Values of a shadow's settings, from the least to the most."""
 _BYTES: Final = 8
 """Size of hashes."""
-
-
-class KeySource(enum.Enum):
-    """Part of a request that can be its sticky key."""
-
-    HEADER = "header"
-    """A header field of HTTP or an entry of gRPC metadata."""
-    PARAMETER = "parameter"
-    """A parameter of the request."""
-    TENANT = "tenant"
-    """The tenant that admission control has found."""
-    IDEMPOTENCY_KEY = "idempotency-key"
-    USER = "user"
-    """The field ``user`` of OpenAI's API."""
-    PROMPT = "prompt"
-    """The first bytes of the prompt, or of the first tensor of a request without text."""
-
-
-_NAMED: Final = (KeySource.HEADER, KeySource.PARAMETER)
-
-
-class StickyKey(NamedTuple):
-    """A source of keys, with the name of the field or the number of bytes."""
-
-    source: KeySource
-    name: str = ""
-    size: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> StickyKey:
-        """Return the key that ``text`` describes, such as ``header:x-user`` or ``prompt:256``.
-
-        Raises ``InvalidArgument``.
-        """
-        kind, _, argument = text.partition(":")
-        try:
-            source = KeySource(kind)
-        except ValueError:
-            raise _not_sticky(text, "it is none of the sources of keys") from None
-        if source in _NAMED:
-            if not argument:
-                raise _not_sticky(text, f"'{kind}' needs a name")
-            return cls(source, argument.lower() if source is KeySource.HEADER else argument)
-        if source is KeySource.PROMPT:
-            if not (argument.isascii() and argument.isdigit() and 0 < int(argument[:9]) <= MAX_PREFIX):
-                raise _not_sticky(text, f"'prompt' needs a number of bytes from 1 to {MAX_PREFIX}")
-            return cls(source, size=int(argument))
-        if argument:
-            raise _not_sticky(text, f"'{kind}' takes no name")
-        return cls(source)
-
-    def __str__(self) -> str:
-        argument = self.name or self.size
-        return f"{self.source.value}:{argument}" if argument else self.source.value
-
-
-def _not_sticky(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"'{text}' cannot be a sticky key: {why}. Use header:NAME, parameter:NAME, tenant, idempotency-key, user or "
-        "prompt:BYTES"
-    )
 
 
 class RouteArm(NamedTuple):
@@ -186,11 +123,6 @@ class WeightedRoute:
     def by_weight(self) -> Sequence[RouteArm]:
         """The arms that get requests, the one with the largest share first."""
         return sorted((arm for arm in self.arms if arm.weight), key=lambda arm: -arm.weight)
-
-    def replace_weights(self, *weights: float) -> WeightedRoute:
-        """Return the route with other weights, in the order of its arms."""
-        arms = tuple(arm._replace(weight=weight) for arm, weight in zip(self.arms, weights, strict=True))
-        return replace(self, arms=arms)
 
     def cluster(self, key: bytes) -> int:
         """Return a number for a key that is never 0."""

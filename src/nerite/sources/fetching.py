@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from nerite.cli.command import ProgressBar, agreed, somebody_is_there
+from nerite.cli.command import ProgressBar, agreed, is_interactive
 from nerite.core.errors import InvalidArgument, NotFound, NotInstalled
 from nerite.core.transfer import DownloadProgress, readable_size
 from nerite.sources.hub_download import DownloadPlan, FetchWatcher, HubFetcher
@@ -51,7 +51,7 @@ class TerminalWatcher(FetchWatcher):
         size, licence = readable_size(plan.missing), plan.licence or "not stated"
         count = len(plan.choice.files)
         self.told(f"{plan.name}: {count} file{'s' * (count != 1)}, {size} to download; licence: {licence}")
-        if self._consent or plan.missing < _ASKED or not somebody_is_there():
+        if self._consent or plan.missing < _ASKED or not is_interactive():
             return True
         return agreed(f"Download {size}?", otherwise=True)
 

@@ -32,7 +32,7 @@ _TRIES: Final = 6
 """Attempts in a row that bring nothing of a file."""
 _LONGEST_PAUSE: Final = 8.0
 """Seconds between two attempts."""
-_PASSING: Final = (408, 425, 429)
+_TRANSIENT: Final = (408, 425, 429)
 """HTTP statuses below 500 that are transient."""
 
 
@@ -187,7 +187,7 @@ def _receive(url: str, headers: Mapping[str, str], sink: _PartialFile, have: int
         raise
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
-        if status not in _PASSING and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        if status not in _TRANSIENT and status < HTTPStatus.INTERNAL_SERVER_ERROR:
             raise
         return error
     except OSError as error:

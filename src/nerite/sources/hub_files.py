@@ -24,8 +24,11 @@ _SETTINGS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", 
 _LARGEST_SETTING: Final = 1 << 28
 _SHARD: Final = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
-_OPENVINO: Final = re.compile(r"openvino_[a-z_]*model\.xml|openvino_(de)?tokenizer\.xml")
-_NETWORKS: Final = ("openvino_model.xml", "openvino_language_model.xml")
+_OPENVINO: Final = re.compile(r"openvino_[a-z_]+\.xml")
+_NETWORKS: Final = ("openvino_model.xml", "openvino_language_model.xml", "openvino_encoder_model.xml")
+_PIPELINE: Final = "model_index.json"
+"""The list of the parts of a diffusion pipeline, each of which has a folder."""
+_PART: Final = re.compile(r"[^/]+/openvino_[a-z_]+\.xml")
 _QUANTIZATION: Final = re.compile(r"q4_k_m\.gguf$", re.IGNORECASE)
 """The usual one of several."""
 _FOLDERS: Final = ("1_Pooling",)
@@ -101,7 +104,7 @@ def choose_files(revision: HubRevision, wanted: str = "", *, trusted: bool = Fal
     """
     if wanted:
         return _one_file(revision, wanted, trusted=trusted)
-    for take in (_openvino, _safetensors, _gguf, _onnx, _litert):
+    for take in (_pipeline, _openvino, _safetensors, _gguf, _onnx, _litert):
         choice = take(revision)
         if choice is not None:
             return _with_programs(revision, choice) if trusted else choice
@@ -154,6 +157,33 @@ def _openvino(revision: HubRevision) -> HubChoice | None:
     weights = {f"{file.path.removesuffix('.xml')}.bin" for file in graphs}
     data = [file for file in revision.files if file.path in weights]
     return HubChoice((*graphs, *data, *_settings(revision)))
+
+
+def _pipeline(revision: HubRevision) -> HubChoice | None:
+    """Choose a diffusion pipeline for OpenVINO. Raises ``InvalidArgument`` for one that has to be exported."""
+    if not any(file.path == _PIPELINE for file in revision.files):
+        return None
+    graphs = {file.path for file in revision.files if _PART.fullmatch(file.path)}
+    if not graphs:
+        raise InvalidArgument(
+            f"'{revision.repository}' is a diffusion pipeline for PyTorch, which has to be exported.\n"
+            f"    optimum-cli export openvino --model {revision.repository} exported; nerite add exported"
+        )
+    folders = {path.partition("/")[0] for path in graphs} | {"scheduler", "feature_extractor"}
+    wanted = graphs | {f"{path.removesuffix('.xml')}.bin" for path in graphs} | {_PIPELINE}
+    return HubChoice(
+        tuple(
+            file
+            for file in revision.files
+            if file.path in wanted
+            or (
+                file.path.partition("/")[0] in folders
+                and file.path.endswith(_SETTINGS)
+                and file.path.count("/") == 1
+                and file.size <= _LARGEST_SETTING
+            )
+        )
+    )
 
 
 def _safetensors(revision: HubRevision) -> HubChoice | None:

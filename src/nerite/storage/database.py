@@ -25,6 +25,14 @@ from nerite.core.errors import InvalidArgument, Unavailable
 _T = TypeVar("_T")
 _BUSY_SECONDS: Final = 30.0
 """How long a statement waits for another process that writes."""
+_PATIENCE: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How PostgreSQL's client notices that a host has vanished without a word, unless the location says otherwise."""
 _MIGRATION_LOCK: Final = 0x4E657269
 """Number of PostgreSQL's lock under which one server at a time creates tables."""
 _VERSIONS: Final = "CREATE TABLE IF NOT EXISTS schema_versions (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
@@ -164,6 +172,8 @@ class Database:
                 f"the tables '{schema.name}' of the database {self.location} are of a later release "
                 f"(version {version}, known are {len(schema.migrations)}): use that release, or another database"
             )
+        if version == len(schema.migrations):
+            return  # nothing is written, so that a full disk can still be read
         for statement in schema.migrations[version:]:
             transaction.execute(statement)
         transaction.execute(
@@ -200,7 +210,9 @@ def _open_postgres(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
     except ImportError:
         raise InvalidArgument(f"the database {shown(location)} needs psycopg: pip install 'nerite[postgres]'") from None
     try:
-        return psycopg.connect(location, connect_timeout=10), (psycopg.Error,)
+        given = psycopg.conninfo.conninfo_to_dict(location)
+        settings: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
+        return psycopg.connect(location, **settings), (psycopg.Error,)
     except psycopg.Error as error:
         raise Unavailable(f"cannot connect to the database {shown(location)}: {_line(error)}") from error
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +19,8 @@ from nerite.cli.command import UsageError, new_parser, show, show_json, show_tab
 from nerite.core.errors import InvalidArgument
 from nerite.ledger.bill import COLUMNS, FOCUS_COLUMNS, Month, bill_lines, bill_rows, equation_rows, focus_rows, merged
 from nerite.ledger.prices import PriceList, read_prices
-from nerite.ledger.reconciliation import reconcile
-from nerite.ledger.tables import LedgerSchema, sum_up
+from nerite.ledger.reconciliation import drop_charges, item_charges, reconcile, repeated_charges
+from nerite.ledger.tables import LONGEST_BATCH_DAYS, LedgerSchema, sum_up
 from nerite.storage.database import Database, Transaction
 
 _EPILOG = """\
@@ -82,10 +84,15 @@ def _report(options: argparse.Namespace) -> int:
     prices = PriceList("", ()) if options.prices is None else read_prices(options.prices)
     if options.format == "focus" and options.prices is None:
         raise UsageError("a bill with FOCUS columns consists of costs: add --prices FILE")
+    other = options.check or options.reconcile or options.sum_up_before is not None
+    if options.output is not None and (other or options.format == "table"):
+        raise UsageError("--output is for a bill as csv, json, focus or parquet: add --format, or remove it")
     if options.format == "parquet" and options.output is None:
         raise UsageError("Parquet is binary: name a file with --output")
     with ExitStack() as stack:
         databases = [_opened(location, stack) for location in options.ledger]
+        if not (options.check or options.reconcile):
+            _charge_once(databases, month.times[0] if options.sum_up_before is None else 0.0)
         if options.sum_up_before is not None:
             for database in databases:
                 _sum_up(database, options.sum_up_before)
@@ -111,6 +118,16 @@ def _opened(location: str, stack: ExitStack) -> Database:
     database = Database(location, [LedgerSchema()])
     stack.callback(database.close)
     return database
+
+
+def _charge_once(databases: Sequence[Database], since: float) -> None:
+    """Have each item of a batch that ended at a time or later charged in one of the ledgers alone."""
+    if len(databases) > 1:
+        since -= LONGEST_BATCH_DAYS * 86400
+        charges = [each.call(partial(item_charges, since=since)) for each in databases]
+        for database, repeated in zip(databases, repeated_charges(charges), strict=True):
+            if repeated:
+                database.call(partial(drop_charges, charges=repeated))
 
 
 def _reconcile(ledgers: Sequence[Transaction], month: Month, options: argparse.Namespace) -> int:
@@ -144,7 +161,7 @@ def _write(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], options: a
     elif options.format == "csv":
         _put(_csv(columns, rows), options.output)
     elif options.format == "json":
-        show_json(list(rows))
+        _put(json.dumps(list(rows), indent=2, ensure_ascii=False), options.output)
     elif rows:
         shown = [_heading(column) for column in columns]
         show_table(shown, [[str(row[column]) for column in columns] for row in rows])
@@ -186,8 +203,11 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def _put(text: str, output: Path | None) -> None:
     if output is None:
         show(text)
-    else:
+        return
+    try:
         output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write '{output}': {error.strerror}") from None
 
 
 def _write_parquet(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], output: Path) -> None:
@@ -196,4 +216,13 @@ def _write_parquet(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], ou
         from pyarrow import parquet
     except ImportError:
         raise InvalidArgument("Parquet needs pyarrow: pip install pyarrow, or use --format csv") from None
-    parquet.write_table(pyarrow.table({column: [row[column] for row in rows] for column in columns}), output)
+    kinds = {"requests": pyarrow.int64(), "cost": pyarrow.decimal128(38, 6)}
+    kinds |= {column: pyarrow.int64() for column in columns if column.endswith("_tokens")}
+    kinds |= {column: pyarrow.float64() for column in columns if column.endswith("_seconds")}
+    schema = pyarrow.schema([(column, kinds.get(column, pyarrow.string())) for column in columns])
+    # The kinds of columns are the same whatever there is: also in a month without any use.
+    found = [{**row, "cost": Decimal(row["cost"])} for row in rows]
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist(found, schema), output)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write '{output}': {error.strerror or error}") from None

@@ -14,8 +14,8 @@ from nerite.cli.command import (
     complain,
     did_you_mean,
     fall_silent,
+    is_interactive,
     new_parser,
-    somebody_is_there,
     status_of,
     write,
 )
@@ -253,7 +253,7 @@ def _talk(options: argparse.Namespace) -> int:
         def ask(messages: list[Message]) -> Generator[CompletionPart]:
             return client.chat(model, messages, settings, usage=options.stats)
 
-        if somebody_is_there():
+        if is_interactive():
             write(f"{model} at {options.url}. Type /help for commands, Ctrl-D to quit.\n")
             Terminal(ask, conversation, figures=options.stats).run()
             return 0

@@ -36,7 +36,7 @@ from nerite.tools.add.destination import DEFAULT, add_repositories, repositories
 from nerite.transports.http import infer_request
 
 
-class ModelHere:
+class LocalModel:
     """A model in a directory, completed and opened by the backends of this machine as a server would do it."""
 
     def __init__(self, directory: Path, backends: str, environments: str = "") -> None:
@@ -255,7 +255,7 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
         if (route is not None or wrong) and is_route_alone(directory):
             yield CheckFinding(directory.name, directory, wrong, (), route=route)
             continue
-        model = ModelHere(directory, options.backend_directory)
+        model = LocalModel(directory, options.backend_directory)
         loaded = load_model_directory(
             directory,
             config_name=options.model_config_name,
@@ -343,7 +343,7 @@ def _samples(loaded: LoadedModel) -> list[Mistake]:
     return polled.text.source.place(list(dict.fromkeys(found)))
 
 
-def _opened(model: ModelHere, loaded: LoadedModel) -> tuple[list[Mistake], list[Remark]]:
+def _opened(model: LocalModel, loaded: LoadedModel) -> tuple[list[Mistake], list[Remark]]:
     """Return what a load would report about the files of each version of a model that has no mistakes so far."""
     mistakes: list[Mistake] = []
     remarks: list[Remark] = []

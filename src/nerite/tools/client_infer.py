@@ -18,8 +18,20 @@ from nerite.cli.command import UsageError, add_repeated, did_you_mean, show, sho
 from nerite.client import Client, ClientError, ModelDescription, TensorDescription, tensors
 from nerite.client.tensors import random_value, smallest
 from nerite.core import tensor as dtypes
+from nerite.core.sample_inputs import Sizes
 from nerite.core.tensor import Array, from_numpy
 from nerite.core.text import render_table, terminal_width
+from nerite.tools.trial_inputs import (
+    Shapes,
+    add_shape_option,
+    check_shapes,
+    chosen_shapes,
+    first_answered,
+    may_be_of_shape,
+    shapes_to_try,
+    sizes_advice,
+    variable_inputs,
+)
 
 _MAX_ELEMENTS_SHOWN = 32
 """Larger arrays are abbreviated to their beginning and end."""
@@ -131,18 +143,6 @@ def parameter(word: str) -> tuple[str, Any]:
     return name, _json(text, text)
 
 
-def given_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse ``INPUT:N,N``, the form of perf_analyzer. Raises ``ArgumentTypeError``."""
-    name, colon, sizes = text.rpartition(":")
-    try:
-        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-    except ValueError:
-        shape = (-1,)
-    if not colon or not name or any(size < 0 for size in shape):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write INPUT:3,224,224")
-    return name, shape
-
-
 def content(path: str) -> bytes:
     """Return the content of a file. Raises ``UsageError`` if it cannot be read."""
     try:
@@ -190,20 +190,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(map(_is_text, value)))
 
 
-def random_inputs(needed: Sequence[TensorDescription], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
-    """Return random data for inputs; ``shapes`` are given with or without the batch. Raises ``UsageError``."""
-    found: dict[str, object] = {}
-    for name in shapes:
-        if all(tensor.name != name for tensor in needed):
-            known = ", ".join(tensor.name for tensor in needed) or "none"
-            raise UsageError(f"--shape: no input '{name}' gets random data.", remedy=f"Inputs that do: {known}.")
-    for tensor in needed:
-        given = shapes.get(tensor.name)
-        shape = smallest(tensor) if given is None else tensors.fit(given, tensor.shape)
-        if shape is None:
-            raise UsageError(f"--shape: {list(given or ())} does not fit the input {tensor}.")
-        found[tensor.name] = random_value(tensor, shape)
-    return found
+def random_inputs(
+    needed: Sequence[TensorDescription], shapes: Mapping[str, Sizes], *, batching: bool
+) -> dict[str, object]:
+    """Return random data for inputs: a batch of one, or of shapes without batch. Raises ``InvalidArgument``."""
+    sizes = Shapes(int(batching), shapes)
+    return {tensor.name: random_value(tensor, ((1,) if batching else ()) + sizes.of(tensor)) for tensor in needed}
 
 
 EXAMPLES = """\
@@ -230,8 +222,7 @@ def add_infer(parser: argparse.ArgumentParser) -> None:
     add_repeated(parser, "--output", "NAME", "return only this output")
     add_repeated(parser, "--parameter", "NAME=VALUE", "a request parameter, such as priority=1", parameter)
     parser.add_argument("--random", action="store_true", help="fill missing inputs with random data")
-    shape = "with --random: shape of an input, such as pixels:3,224,224 (default: 1 for variable dimensions)"
-    add_repeated(parser, "--shape", "INPUT:SIZES", shape, given_shape)
+    add_shape_option(parser)
     parser.add_argument(
         "--stream", action="store_true", help="print each response of a decoupled model as a line of JSON as it arrives"
     )
@@ -248,21 +239,57 @@ def run_infer(client: Client, options: argparse.Namespace) -> int:
     """Run the model and print its outputs; return the exit status. Errors list the inputs that are missing."""
     model = client.model(options.model, options.version)
     inputs = read_inputs(model, options.inputs)
-    if options.random:
-        needed = [each for each in _needed(client, model, options.version) if each.name not in inputs]
-        inputs |= random_inputs(needed, dict(options.shape))
-    elif options.shape:
+    if options.shape and not options.random:
         raise UsageError("--shape is the shape of random data.", remedy="Add --random.")
+    run = _stream if options.stream else _once
     try:
-        if options.stream:
-            _stream(client, options, inputs)
+        if options.random:
+            inputs = _run_with_random_data(client, options, model, inputs, run)
         else:
-            _once(client, options, model, inputs)
+            run(client, options, model, inputs)
     except ClientError as error:
         raise ClientError(f"{error}{_advice(client, options, model, inputs, error)}", error.status) from error
     if options.record is not None:
         _record(options.record, tensors.as_line(model, inputs, options.output, dict(options.parameter)))
     return 0
+
+
+def _run_with_random_data(
+    client: Client,
+    options: argparse.Namespace,
+    model: ModelDescription,
+    inputs: dict[str, object],
+    run: Callable[[Client, argparse.Namespace, ModelDescription, dict[str, object]], None],
+) -> dict[str, object]:
+    """Run the model with random data for missing inputs, in the first plausible shapes that it accepts.
+
+    Return all inputs. Streams get one element, because their number of responses may depend on the sizes.
+    """
+    config = _config(client, model, options.version)
+    needed = [tensor for tensor in _needed(model, config) if tensor.name not in inputs]
+    # A server that does not reveal the configuration has -1 in front of all shapes with a batch.
+    most = config.get("max_batch_size", int(all(tensor.shape[:1] == (-1,) for tensor in model.inputs)))
+    batching = int(most) > 0
+    given = dict(options.shape)
+    check_shapes(given, needed, batching=batching)
+    attempts = list(shapes_to_try(needed, batching=batching, given=given))[-1 if options.stream else 0 :]
+
+    def ask(shapes: Mapping[str, Sizes]) -> dict[str, object]:
+        made = inputs | random_inputs(needed, shapes, batching=batching)
+        run(client, options, model, made)
+        return made
+
+    free = variable_inputs(needed, given, batching=batching)
+    try:
+        shapes, made = first_answered(attempts, ask)
+    except ClientError as error:
+        if not free or not may_be_of_shape(error):
+            raise
+        advice = sizes_advice(free, batching=batching)
+        raise ClientError(f"{error}\n    {advice}", error.status) from error
+    if free and not options.json and not options.stream:
+        show(chosen_shapes({tensor.name: shapes[tensor.name] for tensor in free}))
+    return made
 
 
 def _record(path: Path, line: str) -> None:
@@ -284,7 +311,7 @@ def _once(client: Client, options: argparse.Namespace, model: ModelDescription, 
         show(as_table(model, outputs, terminal_width()))
 
 
-def _stream(client: Client, options: argparse.Namespace, inputs: dict[str, object]) -> None:
+def _stream(client: Client, options: argparse.Namespace, model: ModelDescription, inputs: dict[str, object]) -> None:
     parameters = dict(options.parameter)
     for response in client.stream(options.model, inputs, parameters=parameters, version=options.version):
         show_json(response, one_line=True)
@@ -296,19 +323,22 @@ def _advice(
     """Return the remedy for an error: the missing inputs, or --stream for a decoupled model."""
     if error.status == 501 and "decoupled" in str(error):
         return "\n    Run it with --stream."
-    if error.status != 400:
+    if error.status != 400 or options.random:
         return ""
-    needed = _needed(client, model, options.version)
+    needed = _needed(model, _config(client, model, options.version))
     missing = [tensor for tensor in needed if tensor.name not in inputs]
     return f"\n{advice(model, needed, missing, options.url)}" if missing else ""
 
 
-def _needed(client: Client, model: ModelDescription, version: str) -> list[TensorDescription]:
-    """Return the required inputs of a model."""
+def _config(client: Client, model: ModelDescription, version: str) -> Mapping[str, Any]:
+    """Return the configuration of a model; empty if the server does not reveal it."""
     try:
-        config = client.config(model.name, version)
+        return client.config(model.name, version)
     except ClientError:
-        # Not every server reveals configurations; without one, all inputs count as required.
-        config = {}
+        return {}
+
+
+def _needed(model: ModelDescription, config: Mapping[str, Any]) -> list[TensorDescription]:
+    """Return the required inputs of a model; without a configuration, all count as required."""
     optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
     return [tensor for tensor in model.inputs if tensor.name not in optional]

@@ -89,7 +89,7 @@ def _write(file: Path, merged: Callable[[str], str], *, agreed: bool) -> int:
         return 0
     if not agreed:
         if not sys.stdin.isatty():
-            raise InvalidArgument("nobody can be asked here whether to write: add --yes")
+            raise InvalidArgument("the input is not a terminal, so this cannot be confirmed: add --yes")
         answer = input(f"Write this to {file}? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):
             show("Nothing was written.")

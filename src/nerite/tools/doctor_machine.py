@@ -219,7 +219,7 @@ class Requirement(NamedTuple):
     """The extra that requires the package, or "" for Nerite itself."""
 
 
-class Lack(NamedTuple):
+class MissingPackage(NamedTuple):
     """A required package that is missing or installed in a wrong version."""
 
     text: str
@@ -248,7 +248,7 @@ def findings() -> Iterator[DoctorFinding]:
 def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """Yield a finding for each missing dependency. ``versions`` has the installed version of each package, or ""."""
     for each in requirements:
-        if (lack := lacking(each, versions)) is not None:
+        if (lack := missing_package(each, versions)) is not None:
             yield problem(f"Nerite requires {lack.text}", f"pip install '{each.package}{each.bounds}'")
 
 
@@ -262,7 +262,7 @@ def of_extras(
             extras.setdefault(each.extra, []).append(each)
     installed, missing = [], []
     for name, wanted in sorted(extras.items()):
-        lacks = [lack for each in wanted if (lack := lacking(each, versions)) is not None]
+        lacks = [lack for each in wanted if (lack := missing_package(each, versions)) is not None]
         wrong = [lack for lack in lacks if lack.wrong]
         failing = [each.package for each in wanted if each.package in broken]
         if failing:
@@ -309,13 +309,13 @@ def _module(package: str) -> str:
     return _MODULES.get(package, package.replace("-", "_"))
 
 
-def lacking(requirement: Requirement, versions: Mapping[str, str]) -> Lack | None:
+def missing_package(requirement: Requirement, versions: Mapping[str, str]) -> MissingPackage | None:
     """Return what a requirement lacks, or None if it is met."""
     version = versions[requirement.package]
     if not version:
-        return Lack(requirement.package, wrong=False)
+        return MissingPackage(requirement.package, wrong=False)
     if not fits(version, requirement.bounds):
-        return Lack(f"{requirement.package}{requirement.bounds}, but {version} is installed", wrong=True)
+        return MissingPackage(f"{requirement.package}{requirement.bounds}, but {version} is installed", wrong=True)
     return None
 
 

@@ -70,14 +70,14 @@ def _list_or_remove(options: argparse.Namespace) -> int:
 
 def _create(repositories: Sequence[Path], setting: str, backends: str) -> int:
     """Make the environments of the models in repositories. Raises ``NeriteError`` for the first that cannot be made."""
-    from nerite.tools.check import ModelHere  # imports everything that a server has
+    from nerite.tools.check import LocalModel  # imports everything that a server has
 
     for repository in repositories:
         for name in LocalRepository(str(repository)).models():
             polled = poll_model_directory(repository / name)
             if polled.mistakes:
                 raise InvalidArgument("\n".join(mistake_text(polled.mistakes)))
-            model = ModelHere(repository / name, backends, setting)
+            model = LocalModel(repository / name, backends, setting)
             with _log_to_stderr():
                 made = {model.prepare(polled.config, version) for version in polled.versions}
             for interpreter in sorted(filter(None, made)):

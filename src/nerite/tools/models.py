@@ -12,12 +12,12 @@ from nerite.artifacts.artifact import size_of
 from nerite.cli.command import (
     agreed,
     complain,
+    is_interactive,
     megabytes,
     new_parser,
     show,
     show_json,
     show_table,
-    somebody_is_there,
     status_of,
 )
 from nerite.client import ClientError, ModelVersion
@@ -28,13 +28,14 @@ from nerite.config.options import ServerOptions
 from nerite.config.signature import signature_of
 from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument, NotFound
+from nerite.core.sample_inputs import constant_value, sample_shapes
 from nerite.core.signature import Signature, SignatureInput
 from nerite.repository import catalogue
 from nerite.repository.catalogue import LoadedVersion
 from nerite.repository.repositories import LocalRepository
 from nerite.repository.version_maker import ContentHashes
 from nerite.tools.add.destination import add_repository, existing_model, remove_model, repository_of, to_remove
-from nerite.tools.check import ModelHere, gpus_here
+from nerite.tools.check import LocalModel, gpus_here
 from nerite.tools.connection import add_connection, connected
 from nerite.transports.http.openapi import sample_of
 
@@ -185,7 +186,7 @@ def _rm_parser() -> argparse.ArgumentParser:
 
 
 def _confirmed(what: str) -> bool:
-    if not somebody_is_there():
+    if not is_interactive():
         complain(_PROGRAM, f"cannot ask for confirmation to remove {what}: this is not a terminal.", "Pass --yes.")
         return False
     return agreed(f"Remove {what}?", otherwise=False)
@@ -209,9 +210,9 @@ def snippets(signature: Signature, url: str, version: str, *, decoupled: bool) -
 
 
 def _python(signature: Signature, url: str, version: str, *, decoupled: bool) -> str:
-    batch = (1,) if signature.max_batch_size else ()
+    shapes = next(sample_shapes(signature, streams=decoupled))
     wanted = [declared for declared in signature.inputs.values() if not declared.optional]
-    inputs = ",\n".join(f'        "{each.name}": {_value(each, batch)}' for each in wanted)
+    inputs = ",\n".join(f'        "{each.name}": {_value(each, shapes[each.name])}' for each in wanted)
     named = f', version="{version}"' if version else ""
     call = f'("{signature.model_name}", inputs{named})'
     request = f"    for response in client.stream{call}:\n        print(response)"
@@ -226,13 +227,13 @@ def _python(signature: Signature, url: str, version: str, *, decoupled: bool) ->
     )
 
 
-def _value(declared: SignatureInput, batch: tuple[int, ...]) -> str:
-    shape = (*batch, *(1 if size == -1 else size for size in declared.dims))
+def _value(declared: SignatureInput, shape: tuple[int, ...]) -> str:
     if declared.datatype is dtypes.BYTES:
         return f'np.full({shape}, "text", object)'
     # BF16 is passed as float32, because numpy has no such type.
     kind = "float32" if declared.datatype is dtypes.BF16 else declared.datatype.numpy.name
-    return f"np.zeros({shape}, np.{kind if kind != 'bool' else 'bool_'})"
+    made = "ones" if constant_value(declared.name, declared.datatype) else "zeros"
+    return f"np.{made}({shape}, np.{kind if kind != 'bool' else 'bool_'})"
 
 
 _SHOW_EPILOG = """\
@@ -281,7 +282,7 @@ class _Shown:
         """Read a model. Raises ``NeriteError`` if it cannot be served."""
         loaded = load_model_directory(
             directory,
-            complete=ModelHere(directory, ServerOptions().backend_directory).complete,
+            complete=LocalModel(directory, ServerOptions().backend_directory).complete,
             gpus=gpus_here(),
         )
         if loaded.mistakes:

@@ -82,11 +82,16 @@ def _check(settings: ClusterSettings) -> int:
     from nerite.admission.tenants import open_policy
     from nerite.router.discovery import check_sources
     from nerite.router.member_tls import check_contexts
-    from nerite.router.process import port_contexts
+    from nerite.router.pool_process import open_lock
+    from nerite.router.process import first_key, port_contexts
 
     if settings.router.policy_file:
         open_policy(settings.router.policy_file)
     port_contexts(settings.router)
+    first_key(settings.router.member_key_file)
+    asked = [asked for pool in settings.pools for asked in (pool.placement, pool.rollout) if asked is not None]
+    for key in filter(None, (settings.router.admin_key, *(each.key for each in asked))):
+        open_lock(key)
     if mistakes := [*check_sources(settings.pools), *check_contexts(settings.pools)]:
         raise InvalidArgument("\n".join(mistakes))
     for pool in settings.pools:

@@ -57,10 +57,12 @@ class VersionActivity:
     """Memory in bytes."""
     restarts: float | None = None
     """Worker restarts since the model was loaded."""
+    estimated: bool = False
+    """The memory is estimated by the size of the model's files."""
 
 
-_ON_DEMAND: Final = "on demand"
-"""State of a version that the next request loads."""
+_LOADABLE: Final = {"unloaded: on demand": "on demand", "unloaded: asleep": "asleep"}
+"""States of versions that the next request loads or wakes, by their reasons."""
 
 ORDERS: Final[Mapping[str, Callable[[VersionActivity], float]]] = {
     "requests": lambda each: each.requests or 0.0,
@@ -106,7 +108,7 @@ def _of(version: ModelVersion, before: ServerSample, after: ServerSample) -> Ver
     return VersionActivity(
         version.name,
         version.version,
-        _ON_DEMAND if version.reason == f"unloaded: {_ON_DEMAND}" else version.state,
+        _LOADABLE.get(version.reason, version.state),
         rate("nv_inference_request_success"),
         rate("nv_inference_request_failure"),
         quantile(durations, 0.5),
@@ -116,12 +118,13 @@ def _of(version: ModelVersion, before: ServerSample, after: ServerSample) -> Ver
         rate("vllm:generation_tokens_total"),
         _memory_of(version, after) or now("nerite_model_memory_bytes"),
         now("nerite_worker_restarts_total"),
+        bool(after.metrics.total("nerite_model_memory_source", source="files", **labels)),
     )
 
 
 def _memory_of(version: ModelVersion, look: ServerSample) -> float | None:
     """Return what a model that is loaded on demand takes; None for another."""
-    loaded = version.state in ("READY", "UNLOADING")
+    loaded = version.state in ("READY", "UNLOADING") or _LOADABLE.get(version.reason) == "asleep"
     return look.metrics.total("nerite_model_resident_bytes", model=version.name, place="host") if loaded else None
 
 
@@ -207,7 +210,7 @@ def _milliseconds(value: float | None) -> str:
 def _bytes(value: float | None) -> str:
     if not value:
         return _UNKNOWN
-    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB" if value >= 1e6 else "< 1 MB"
 
 
 def _part(value: float | None) -> str:
@@ -225,7 +228,7 @@ _COLUMNS: Final[Mapping[str, Callable[[VersionActivity], str]]] = {
     "Queue": lambda each: _count(each.waiting),
     "Batch": lambda each: _count(each.batch),
     "Tokens/s": lambda each: _count(each.tokens),
-    "Memory": lambda each: _bytes(each.memory),
+    "Memory": lambda each: ("≈ " if each.estimated and each.memory else "") + _bytes(each.memory),
     "Restarts": lambda each: _count(each.restarts),
 }
 _TEXT_COLUMNS: Final = frozenset({"Model", "Version", "State"})

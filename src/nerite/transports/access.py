@@ -14,6 +14,7 @@ from hmac import compare_digest
 from typing import Final, NamedTuple
 
 from nerite.admission.policy import EVERYBODY, IDLE, AdmissionPolicy
+from nerite.balancing.response_ids import TAG_HEADER
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
@@ -30,7 +31,9 @@ CLASS: Final = "x-nerite-class"
 TENANT: Final = "x-nerite-tenant"
 ROUTER_KEY: Final = "x-nerite-router-key"
 """A router says who has sent a request, and proves with its key that it may."""
-OF_ROUTERS: Final = (TENANT, ROUTER_KEY, REQUEST_ID)
+PAID: Final = "x-nerite-paid"
+"""A router says that quotas were charged for an earlier attempt at the same item of a batch."""
+OF_ROUTERS: Final = (TENANT, ROUTER_KEY, PAID, REQUEST_ID, TAG_HEADER)
 """Headers that routers add, and do not take from clients."""
 TIMEOUTS: Final = ("x-nerite-timeout-ms", "x-envoy-expected-rq-timeout-ms")
 KEYS: Final = ("authorization", "x-api-key")
@@ -41,6 +44,8 @@ _RESERVED: Final = frozenset(
 )
 """Names that are never forwarded, besides those starting with ``triton_``: Triton's list."""
 _BEARER: Final = re.compile(r"bearer +", re.IGNORECASE)
+_LONGEST: Final = 1e12
+"""Milliseconds, thirty years: of longer time limits."""
 _SIGNIFICANT_DIGITS: Final = 2
 """Significant digits of a time limit. Callers are memoized, and exact limits would differ by microseconds."""
 
@@ -108,7 +113,9 @@ def sticky_fields(get: Get, names: Sequence[str]) -> Mapping[str, str] | None:
 
 def identity(key: str, caller: Caller) -> list[tuple[str, str]]:
     """Return the headers by which a router with a key tells a server who sends a request; none without a key."""
-    return [(ROUTER_KEY, key), (TENANT, caller.tenant)] if key else []
+    if not key:
+        return []
+    return [(ROUTER_KEY, key), (TENANT, caller.tenant), *([(PAID, "1")] if caller.paid else [])]
 
 
 class Callers:
@@ -126,26 +133,26 @@ class Callers:
         """Return the caller who sent these headers and waits ``timeout`` seconds. Raises ``InvalidArgument``."""
         policy = self._policy()
         tenant = policy.tenant_of(_key(get), get(policy.header) or "" if policy.header else "")
-        name, wanted = tenant.name, get(CLASS) or ""
-        if self._router_keys is not None and (told := self._told(get, self._router_keys)):
-            name = told
+        name, wanted, named = tenant.name, get(CLASS) or "", ""
+        if self._router_keys is not None and (named := self._tenant_of_router(get, self._router_keys)):
+            name = named
             if policy.class_of(policy.tenant(name), wanted) is None:  # the router's policy has it, but not this one
                 wanted = ""
         limits = [1000 * timeout] if timeout is not None else []
         limits += _timeouts(get)
         patience = _rounded(min(limits)) if limits else 0
-        return Caller(name, wanted, patience, _is_retry(get))
+        return Caller(name, wanted, patience, _is_retry(get), bool(named), bool(named and get(PAID)))
 
     @staticmethod
-    def _told(get: Get, keys: AccessKeys) -> str:
+    def _tenant_of_router(get: Get, keys: AccessKeys) -> str:
         """Return the tenant that a router names; empty if the request comes from none. Raises ``Restricted``."""
         key, name = get(ROUTER_KEY), get(TENANT)
-        if key is None and name is None:
+        if key is None and name is None and get(PAID) is None:
             return ""
         if key is None or not keys.include(header_bytes_of(key)):
             raise Restricted(
-                f"header '{TENANT}' is taken from routers alone, which send one of the keys in --router-key-file as "
-                f"'{ROUTER_KEY}'"
+                f"headers '{TENANT}' and '{PAID}' are taken from routers alone, which send one of the keys in "
+                f"--router-key-file as '{ROUTER_KEY}'"
             )
         return checked(name or "", f"header '{TENANT}'")
 
@@ -184,7 +191,7 @@ def _number(name: str, value: str) -> float:
         number = math.nan
     if not 0 < number < math.inf:
         raise InvalidArgument(f"header '{name}' must be a positive number of milliseconds, got: '{value}'")
-    return number
+    return min(number, _LONGEST)
 
 
 def _rounded(milliseconds: float) -> int:

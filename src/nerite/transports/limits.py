@@ -265,6 +265,7 @@ class TransportLimits:
         max_bytes: int = 0,
         max_connections: int = 0,
         idle_seconds: float = 0,
+        exit_keepalive: float = 0,
         aside: BackgroundWork | None = None,
         bytes_setting: str = "--max-bytes-in-flight",
         connections_setting: str = "--max-connections",
@@ -273,6 +274,8 @@ class TransportLimits:
         self.connections_setting = connections_setting
         self.bytes = BytesInFlight(max_bytes, bytes_setting)
         self.connections = ConnectionTable(max_connections, idle_seconds)
+        self.exit_keepalive = exit_keepalive
+        """Seconds that an idle connection waits for a last request when the server stops."""
         self.aside: BackgroundWork = BackgroundThreads() if aside is None else aside
         # All labels start at zero, otherwise an alert would miss the first increase.
         self.refused: Counter[Refusal] = Counter(dict.fromkeys(get_args(Refusal), 0))
@@ -336,7 +339,7 @@ PROGRESS: Final = 16 * 1024
 class ArrivalTimeout:
     """Progress of the arriving request of one connection or call, updated periodically.
 
-    It tolerates slow clients, and detects dead ones.
+    It tolerates slow clients, and detects those whose connection is lost.
     """
 
     __slots__ = ("_number", "_received", "_since")

@@ -138,4 +138,14 @@ def limits_of(options: ServerOptions) -> TransportLimits:
         most = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if most_bytes < 0:
         most_bytes = bytes_for(machine.usable_memory())
-    return TransportLimits(max_bytes=most_bytes, max_connections=most, idle_seconds=connections.idle_seconds)
+    return TransportLimits(
+        max_bytes=most_bytes,
+        max_connections=most,
+        idle_seconds=connections.idle_seconds,
+        exit_keepalive=exit_keepalive(options.exit_keepalive_secs, options.exit_timeout_secs),
+    )
+
+
+def exit_keepalive(wanted: float, timeout: float) -> float:
+    """Return how long idle connections stay open when a server stops that has so much time."""
+    return min(wanted, timeout / 2)

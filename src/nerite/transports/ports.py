@@ -34,7 +34,7 @@ from nerite.transports.tcp import tls_context
 
 if TYPE_CHECKING:
     from nerite.batches.service import Batches
-    from nerite.llm.openai.response_store import ResponseStore
+    from nerite.llm.openai.responses.store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.transports.grpc.methods import Handler
 

@@ -527,7 +527,8 @@ DIFFERENCES = (
         "When a request with several responses is counted",
         "Triton counts it when `execute` returns, with the time until then, whatever its outcome. Nerite counts it at"
         " its last response: the compute time lasts until that was sent. A request that ends with an error has failed"
-        ' (`reason="BACKEND"`), as has one that its client cancelled (`reason="CANCELED"`). `execution_count` and '
+        ' (`reason="BACKEND"`), as has one that its client cancelled (`reason="CANCELED"`). The latter '
+        "holds for each request to which a model responds that it was cancelled. `execution_count` and "
         "`batch_stats` are about calls of `execute` with both.",
         {
             "counting_streams/several: a last error#2": (

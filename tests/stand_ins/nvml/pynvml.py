@@ -1,12 +1,15 @@
 """In the place of nvidia-ml-py, on machines without GPUs: the functions that are used, as its documentation has them.
 
-GPUs are what the JSON file ``STAND_IN_GPUS`` says, at each question anew. One that lacks a key does not tell.
+GPUs are what the JSON file ``STAND_IN_GPUS`` says, at each question anew. One that lacks a key does not tell, and
+``seconds`` is the time that it takes to tell of memory. Files in the directory ``STAND_IN_GPU_USE``, whose names are
+numbers of processes, say what these use of GPU 0 while they live.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,8 +66,25 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
+    time.sleep(_gpus()[handle].get("seconds", 0))
     total, used = _told(handle, "memory")
+    used += sum(each.usedGpuMemory for each in _processes(handle))
     return SimpleNamespace(total=total, used=used, free=total - used)
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
+    _told(handle, "tells processes")
+    return _processes(handle)
+
+
+def _processes(handle: int) -> list[SimpleNamespace]:
+    folder = os.environ.get("STAND_IN_GPU_USE")
+    files = sorted(Path(folder).iterdir()) if folder and handle == 0 else []
+    return [
+        SimpleNamespace(pid=int(file.name), usedGpuMemory=int(file.read_text() or 0))
+        for file in files
+        if Path("/proc", file.name).exists()
+    ]
 
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:

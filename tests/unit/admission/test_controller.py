@@ -542,3 +542,31 @@ def test_every_token_is_accounted(data: st.DataObject) -> None:
     assert sum(use.offered for use in uses) == offered
     assert offered == sum(sum(use.refused.values()) + use.withdrawn + use.admitted for use in uses)
     assert sum(use.admitted for use in uses) == sum(sum(use.finished.values()) for use in uses)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("ending", [TicketEnding.COMPLETE, TicketEnding.FAILED, TicketEnding.CANCELLED])
+def test_what_is_paid_for_takes_a_place_and_nothing_else(tokens: bool, ending: TicketEnding) -> None:
+    """An item of a batch that runs again after a crash."""
+    rate = RateLimit(60, 60)
+    tenant = Tenant(
+        "acme", "high", concurrency=2, input_tokens=rate, output_tokens=rate, requests=RateLimit(2, 2), bytes=rate
+    )
+    house = House(None, tenant, tokens=tokens)
+    account = house.accounts.of("acme", 0)
+    before = account.standing(0).rates
+    for started in (True, False):
+        ticket = AdmissionTicket("acme", 500, 400, paid=True)
+        assert house.offer(ticket) == Admit(), "more than the burst"
+        assert account.standing(0).under_way == 1
+        if started:
+            house.gate.started(ticket, 0)
+            if tokens:
+                house.gate.correct(ticket, 550, 0)
+                house.gate.progressed(ticket, 30, 0)
+        house.gate.finished(ticket, ending, 0)
+        assert account.standing(0).under_way == 0
+        assert account.standing(0).rates == before
+    house.let_in("acme")
+    house.let_in("acme")
+    assert house.refused(AdmissionTicket("acme", 1, 1, paid=True)).limit is QuotaLimit.CONCURRENCY

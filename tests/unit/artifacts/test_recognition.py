@@ -214,6 +214,70 @@ def test_language_models_of_openvino(tmp_path: Path) -> None:
         artifact(tmp_path)
 
 
+TO_TEXT = ("encoder_model", "decoder_model", "tokenizer", "detokenizer")
+TO_SPEECH = ("encoder_model", "decoder_model", "postnet", "vocoder", "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("graphs", "more", "kind", "task"),
+    [
+        (TO_TEXT, ["preprocessor_config.json"], "speech-to-text model for OpenVINO", "transcribe"),
+        (TO_SPEECH, ["voices"], "text-to-speech model for OpenVINO", "text_to_speech"),
+    ],
+)
+def test_speech_of_openvino(tmp_path: Path, graphs: tuple[str, ...], more: list[str], kind: str, task: str) -> None:
+    own = [f"openvino_{name}.{suffix}" for name in graphs for suffix in ("xml", "bin")]
+    for name in (*own, "config.json", "generation_config.json", "preprocessor_config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "voices").mkdir()
+    found = artifact(tmp_path)
+    assert (found.kind, found.task, found.config) == (kind, task, ModelConfig(backend="llm"))
+    assert {*own, "config.json", *more} <= set(found.files)
+    assert "model.safetensors" not in found.files
+    (tmp_path / "openvino_decoder_model.bin").unlink()
+    with pytest.raises(Unusable, match=r"the weights are missing: openvino_decoder_model\.bin"):
+        artifact(tmp_path)
+    (tmp_path / "openvino_decoder_model.xml").unlink()
+    with pytest.raises(Unusable, match=r"the network openvino_decoder_model\.xml is missing"):
+        artifact(tmp_path)
+
+
+def test_images_of_openvino(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "model.safetensors").write_text("")
+    with pytest.raises(Unusable, match="diffusion pipeline for PyTorch") as caught:
+        artifact(tmp_path)
+    assert "optimum-cli export openvino" in caught.value.message
+    for part in ("unet", "vae_decoder"):
+        (tmp_path / part).mkdir(exist_ok=True)
+        (tmp_path / part / "openvino_model.xml").write_text("")
+        with pytest.raises(Unusable, match=r"openvino_model\.bin|vae_decoder"):
+            artifact(tmp_path)
+        (tmp_path / part / "openvino_model.bin").write_text("")
+    found = artifact(tmp_path)
+    assert (found.kind, found.task) == ("image generation pipeline for OpenVINO", "text_to_image")
+    assert sorted(found.files) == ["model_index.json", "unet", "vae_decoder"]
+
+
+def test_checkpoints_of_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whisper = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 80}
+    folder = made.hugging_face(tmp_path / "whisper", **whisper)
+    (folder / "preprocessor_config.json").write_text("{}")
+    found = artifact(folder)
+    assert (found.task, found.config.backend) == ("transcribe", "llm")
+    assert {"config.json", "model.safetensors", "preprocessor_config.json"} <= set(found.files)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(Unusable, match="safetensors"):
+        artifact(folder)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unusable, match=r"pip install 'nerite\[llm\]'"):
+        artifact(folder)
+    speaks = {"model_type": "speecht5", "architectures": ["SpeechT5ForTextToSpeech"]}
+    with pytest.raises(Unusable, match="has no vocoder"):
+        artifact(made.hugging_face(tmp_path / "speaks", **speaks))
+
+
 def test_engines_of_tensorrt(tmp_path: Path) -> None:
     (tmp_path / "net.plan").write_bytes(b"ftrt" + bytes(60))
     assert what(tmp_path / "net.plan") == ("TensorRT engine", "tensorrt", ["model.plan"])

@@ -191,3 +191,14 @@ def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.environments_folder() == tmp_path / "nerite" / "environments"
     assert store.environments_folder("/somewhere") == Path("/somewhere")
     assert store.list_environments(tmp_path / "nowhere") == []
+
+
+def test_the_next_server_of_a_process_may_install_after_one_has_stopped(tmp_path: Path) -> None:
+    def install(directory: Path, lock: int) -> None:
+        store.run_installer([sys.executable, "-c", "open('made', 'w')"], "an environment", directory, lock)
+
+    store.stop_installer()
+    with pytest.raises(Unavailable, match="the server is stopping"):
+        store.kept_environments(tmp_path, "key", ORIGIN, install)
+    store.permit_installers()
+    assert (store.kept_environments(tmp_path, "key", ORIGIN, install) / "made").exists()

@@ -24,6 +24,7 @@ PROGRAM = '#!/bin/sh\nexec {python} "$@"\n'
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(environments, "stopped", threading.Event())
 
 
 def asking_for(tmp_path: Path, environment: object) -> ModelContext:
@@ -105,6 +106,14 @@ def test_conda_unpack_is_run_where_there_is_one(tmp_path: Path) -> None:
     interpreter = find_interpreter(asking_for(tmp_path, packed(tmp_path / "env", tmp_path / "env.tar.gz")))
     assert interpreter is not None
     assert (interpreter.parent / "conda-unpack.ran").exists()
+
+
+def test_conda_unpack_that_fails_is_told(tmp_path: Path) -> None:
+    program(tmp_path / "env")
+    (tmp_path / "env/bin/conda-unpack").write_text("raise SystemExit('no prefix to replace')\n")
+    with pytest.raises(InvalidArgument, match="no prefix to replace"):
+        find_interpreter(asking_for(tmp_path, packed(tmp_path / "env", tmp_path / "env.tar.gz")))
+    assert environments.list_environments(environments.environments_folder()) == []
 
 
 def test_several_that_unpack_at_once(tmp_path: Path) -> None:

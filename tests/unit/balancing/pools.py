@@ -26,6 +26,11 @@ def pool(count: int = 3, policy: PoolPolicy | None = None, **fields: Any) -> Poo
     return balancer
 
 
+def drain(balancer: PoolBalancer, name: str) -> None:
+    """Have discovery say that a member drains."""
+    balancer.set_members([load.member._replace(drain=load.member.name == name) for load in balancer.members])
+
+
 def load_of(balancer: PoolBalancer, name: str) -> MemberLoad:
     return next(load for load in balancer.members if load.member.name == name)
 

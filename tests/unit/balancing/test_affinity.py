@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from pools import SECOND, answered, load_of, picked, pool, prompt, sent
+from pools import SECOND, answered, drain, load_of, picked, pool, prompt, sent
 
-from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
+from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest, ServerKind
 from nerite.balancing.policy import PoolPolicy
 from nerite.balancing.pool_balancer import NoMember, PoolBalancer
 
@@ -53,7 +53,7 @@ def test_the_same_prompt_for_another_model_is_not_cached() -> None:
     balancer = pool(2)
     sent(balancer, prompt(document(1)))
     other = prompt(document(1))._replace(model="other", prefix=(1, 2, 3), prefix_tokens=(1.0, 2.0, 3.0))
-    assert picked(balancer, other).reason == "least_work"
+    assert picked(balancer, other).reason == "least_cached"
 
 
 def test_a_hot_prompt_spreads_over_the_members() -> None:
@@ -61,6 +61,46 @@ def test_a_hot_prompt_spreads_over_the_members() -> None:
     counts = Counter(sent(balancer, prompt(document(1))).member.name for _ in range(400))
     assert max(counts.values()) <= 1.25 * 100 + 10
     assert len(counts) == 4
+
+
+def test_what_half_of_all_requests_ask_for_gets_half_of_the_members() -> None:
+    """Before the member that has it is overloaded; and what is asked for as often as others stays where it is."""
+    balancer = pool(4)
+    homes: dict[int, set[str]] = {}
+    for turn in range(200):
+        attempts = [sent(balancer, prompt(document(1000 + turn)))]
+        for number in (0, 1 + turn % 20, 0):
+            attempts.append(sent(balancer, prompt(document(number))))
+            homes.setdefault(number, set()).add(attempts[-1].member.name)
+        for attempt in attempts:
+            answered(balancer, attempt)
+    assert len(homes.pop(0)) == 2
+    assert {len(names) for names in homes.values()} == {1}, homes
+
+
+@pytest.mark.parametrize("kind", [ServerKind.NERITE, ServerKind.VLLM])
+def test_caches_fill_evenly_where_prompts_return(kind: ServerKind) -> None:
+    """However long the answers are that members have under way."""
+    balancer = pool(4, kind=kind)
+    homes = Counter[str]()
+    for number in range(60):
+        text = SYSTEM[:2000] + b"Document %d. " % (100 + number) * 400
+        attempt = sent(balancer, prompt(text, answer=200.0 if number % 3 else 10.0))
+        homes[attempt.member.name] += 1
+        for _ in range(3):
+            answered(balancer, sent(balancer, prompt(text)))
+        answered(balancer, attempt)
+    assert set(homes.values()) == {15}
+
+
+def test_a_member_that_has_restarted_gets_new_prompts_within_the_bound_of_load() -> None:
+    balancer = pool(3)
+    for number in range(30):
+        answered(balancer, sent(balancer, prompt(document(number))))
+    balancer.restarted("m1")
+    fresh = [sent(balancer, prompt(document(100 + number))).member.name for number in range(12)]
+    assert fresh[0] == "m1"
+    assert len(set(fresh)) == 3
 
 
 def test_a_beginning_that_all_have_does_not_attract() -> None:
@@ -160,7 +200,7 @@ def test_a_sequence_is_kept_on_its_member() -> None:
         homes[number] = attempt.member.name
         answered(balancer, attempt)
     assert max(Counter(homes.values()).values()) < 30, "they are spread"
-    balancer.drain("m0")
+    drain(balancer, "m0")
     for number, home in homes.items():
         assert picked(balancer, sequence(f"s{number}")) == (load_of(balancer, home).member, (), "sequence")
     assert "m0" not in {picked(balancer, sequence(f"new{number}")).member.name for number in range(60)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from pools import SECOND, answered, load_of, members, picked, pool, sent
+from pools import SECOND, answered, drain, load_of, members, picked, pool, sent
 
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest, ServerKind
 from nerite.balancing.policy import ChoicePolicy, EjectionPolicy, PoolPolicy
@@ -87,7 +87,7 @@ def test_answers_are_expected_to_be_as_long_as_those_before_and_no_longer_than_a
 def test_who_is_not_ready_or_does_not_serve_the_model_gets_nothing_and_who_drains_only_without_others() -> None:
     balancer = pool(4)
     balancer.set_ready("m0", False)
-    balancer.drain("m1")
+    drain(balancer, "m1")
     balancer.set_ready("m2", True, {"another"})
     assert picked(balancer, TENSORS).member.name == "m3"
     assert {picked(balancer, RoutedRequest("another")).member.name for _ in range(4)} == {"m2", "m3"}
@@ -162,12 +162,13 @@ def test_the_load_of_other_servers_is_not_known_so_two_are_compared() -> None:
     assert 30 < sum(load_of(balancer, each.member.name).work == 0 for each in choices) < 75
 
 
-def test_a_server_that_reports_its_load_is_known() -> None:
+@pytest.mark.parametrize("running", [0.0, 5.0])
+def test_a_server_that_reports_its_load_is_known_for_a_while(running: float) -> None:
     balancer = pool(3, kind=ServerKind.VLLM)
     for number in range(3):
-        balancer.report(f"m{number}", LoadReport(waiting=0.0, running=0.0), SECOND)
-    assert picked(balancer, TENSORS, 2 * SECOND).reason == "least_work"
-    assert picked(balancer, TENSORS, 60 * SECOND).reason == "power_of_two"
+        balancer.report(f"m{number}", LoadReport(waiting=0.0, running=running), SECOND)
+    reasons = [picked(balancer, TENSORS, seconds * SECOND).reason for seconds in range(2, 60)]
+    assert (reasons[0], reasons[-1]) == ("least_work", "power_of_two")
 
 
 def test_work_of_others_is_what_a_member_reports_beyond_ours() -> None:

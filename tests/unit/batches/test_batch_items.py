@@ -118,3 +118,23 @@ def test_lines_of_outputs() -> None:
     lost = json.loads(error_line("batch_req_2", "item-2", *items.EXPIRED))
     assert lost["response"] is None
     assert lost["error"]["code"] == "batch_expired"
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_files_of_other_editors(ends: str) -> None:
+    """With a byte order mark, ends of lines of two bytes, empty lines, and none at the end."""
+    lines = [json.dumps(line(1)), "", " ", json.dumps(line(2))]
+    raw = b"\xef\xbb\xbf" + ends.join(lines).encode()
+    read = read_items(io.BytesIO(raw), CHAT)
+    assert read.mistakes == []
+    assert [each.line for each in read.items] == [1, 4]
+    for each in read.items:
+        assert json.loads(body_of_line(raw[each.position : each.position + each.size])) == {"model": "llm"}
+    (mistake,) = read_items(io.BytesIO(b"\xef\xbb\xbf")).mistakes
+    assert mistake.code == "empty_file"
+
+
+def test_an_answer_of_several_lines_stays_json() -> None:
+    text = answer_line("batch_req_1", "item-1", 200, "", b'{\r\n  "text": "a\\nb",\n  "n": 12345678901234567890123\n}')
+    assert b"\n" not in text
+    assert json.loads(text)["response"]["body"] == {"text": "a\nb", "n": 12345678901234567890123}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nerite.cli.command import UsageError
@@ -114,6 +116,14 @@ LATE = {
         "--sagemaker-safe-port-range",
         "Cannot parse pair option due to incorrect number of inputs."
         "--<pair option> argument requires format <first>-<second>. Found: 9",
+    ),
+    "--rollout-baseline=resnet": bad(
+        "--rollout-baseline",
+        "--rollout-baseline option format is '<model>=<version>', such as resnet=1. Got resnet",
+    ),
+    "--rollout-baseline=resnet=0": bad(
+        "--rollout-baseline",
+        "--rollout-baseline option format is '<model>=<version>', such as resnet=1. Got resnet=0",
     ),
     "--host-policy=a": bad("--host-policy", "--host-policy option format is '<policy name>,<setting>=<value>'. Got a"),
     **{
@@ -272,6 +282,18 @@ def test_no_repository() -> None:
         parse_command_line([], {}, TRITON)
     assert caught.value.text == SERVER + "--model-repository must be specified"
     assert "nerite serve ./models" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("name", "what"), [("hf:org/name@main", "the name of a model"), ("net.onnx", "a file")])
+def test_a_model_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").touch()
+    with pytest.raises(UsageError) as caught:
+        parse_command_line([f"--model-repository={name}"], {}, TRITON)
+    assert caught.value.text == f"{SERVER}'{name}' is {what}, and --model-repository takes directories of models"
+    assert f"nerite serve {name};" in caught.value.remedy
+    (tmp_path / "hf:org" / "name@main").mkdir(parents=True)
+    assert parse_command_line(["--model-repository=hf:org/name@main"], {}, TRITON) is not None
 
 
 # Of several mistakes the one that Triton names.

@@ -23,6 +23,7 @@ http-port = 9000
 grpc-port = 9001
 metrics-port = 9002
 policy-file = "policy.toml"
+admin-key = "X-Admin-Key=@keys/admin"
 redis = "redis://127.0.0.1:6379/0"
 ledger = "ledger.db"
 batches = "batches.db"
@@ -59,6 +60,7 @@ def test_the_whole_file() -> None:
     router = cluster.router
     assert (router.address, router.http_port, router.grpc_port, router.metrics_port) == ("0.0.0.0", 9000, 9001, 9002)
     assert (router.policy_file, router.redis) == ("/etc/nerite/policy.toml", "redis://127.0.0.1:6379/0")
+    assert router.admin_key == "X-Admin-Key=@/etc/nerite/keys/admin"
     assert (router.ledger, router.batches) == ("/etc/nerite/ledger.db", "/etc/nerite/batches.db")
     assert (router.timeout, router.access_log) == (30, True)
     first, second, third = cluster.pools
@@ -147,7 +149,14 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "m"\n'
         (MODELS + "resources = { custom = { a = 'x' } }", "pool.1.resources.custom.a: must be a number"),
         (MODELS + "resources = { gpus = 1, engine-places-gpus = true }", "resources.gpus: has no effect with engine"),
         ('[[pool]]\nname = "a"\nray = "main"', "cluster.toml:3: pool.1.ray: must be NAME/POOL of a cluster"),
+        (
+            "[router]\nadmin-key = 'x'\n" + POOL,
+            "cluster.toml:2: router.admin-key: must be HEADER=VALUE or HEADER=",
+        ),
         (POOL.replace("h:1", "h"), "pool.1.members: entry 1 must be HOST:PORT"),
+        (POOL.replace("h:1", "a..b:1"), "pool.1.members: entry 1 must be HOST:PORT"),
+        (POOL.replace("h:1", f"{'x' * 64}:1"), "pool.1.members: entry 1 must be HOST:PORT"),
+        ('[[pool]]\nname = "a"\ndns = "a..b:1"', "cluster.toml:3: pool.1.dns: must be HOST:PORT"),
         (POOL.replace('"h:1"', ""), "pool.1.members: must be a list of 1 to"),
         (POOL.replace('"h:1"', '{ htp = "h:1" }'), "entry 1 has an unknown key 'htp'. Did you mean http?"),
         (POOL.replace('"h:1"', '{ http = "h:1", capacity = 0 }'), "entry 1 capacity must be a number greater than 0"),
@@ -258,7 +267,10 @@ def test_mistakes_in_members(text: str, told: str) -> None:
     assert told in caught.value.message
 
 
-@given(st.from_regex(r"[a-z0-9][a-z0-9.-]{0,20}", fullmatch=True) | st.ip_addresses().map(str), st.integers(1, 65535))
+@given(
+    st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}(\.[a-z0-9-]{1,9}){0,2}\.?", fullmatch=True) | st.ip_addresses().map(str),
+    st.integers(1, 65535),
+)
 def test_addresses(host: str, port: int) -> None:
     address = join_address(host, port)
     assert split_address(address) == (host, port)

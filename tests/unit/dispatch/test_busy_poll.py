@@ -34,27 +34,27 @@ def turns(loop: FakeLoop) -> int:
 
 def test_it_looks_for_as_long_as_agreed_and_then_sleeps(loop: FakeLoop) -> None:
     of = BusyPoll(loop, LIMIT)  # type: ignore[arg-type]
-    of.stir(False)
+    of.event(False)
     assert turns(loop) == 0
     loop.pass_time(100_000)
-    of.stir(False)
+    of.event(False)
     assert 8 <= turns(loop) <= 9
     # That was a long wait.
-    of.stir(False)
+    of.event(False)
     assert turns(loop) == 0
 
 
 def test_one_look_at_a_time_however_much_happens(loop: FakeLoop) -> None:
     of = BusyPoll(loop, LIMIT)  # type: ignore[arg-type]
     for _ in range(10):
-        of.stir(False)
+        of.event(False)
     assert turns(loop) <= 9
 
 
 def test_never(loop: FakeLoop) -> None:
     of = BusyPoll(loop, 0.0)  # type: ignore[arg-type]
     for _ in range(3):
-        of.stir(False)
+        of.event(False)
         assert turns(loop) == 0
 
 
@@ -67,8 +67,8 @@ def test_work_comes_before_giving_way(loop: FakeLoop, monkeypatch: pytest.Monkey
         loop.pass_time(500_000)
 
     monkeypatch.setattr(busy_poll.os, "sched_yield", give_way)
-    of.stir(False)
-    of.stir(False)
+    of.event(False)
+    of.event(False)
     of.soon(lambda: done.append("worked"))
     loop.settle()
     assert done == ["worked", "gave way"]

@@ -17,11 +17,11 @@ def poll_policy() -> BusyPollPolicy:
 
 def wait(poll_policy: BusyPollPolicy, now: float, length: float, kind: bool = False) -> tuple[float, float]:
     """Wait that long; return for how much of it one was awake, and when it was over."""
-    poll_policy.rest(now, kind)
+    poll_policy.began(now, kind)
     awake = 0.0
-    while awake < length and poll_policy.awake(now + awake):
+    while awake < length and poll_policy.polls(now + awake):
         awake += 1
-    poll_policy.stir(now + length)
+    poll_policy.ended(now + length)
     return awake, now + length
 
 

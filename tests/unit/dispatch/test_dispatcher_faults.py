@@ -27,7 +27,7 @@ from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
 from nerite.dispatch.sequence_inputs import SequenceInputs
 from nerite.dispatch.sequence_picker import SequencePicker
-from nerite.instances.instance import Batch
+from nerite.instances.instance import Batch, ModelInstance
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.decider import BatchingRules, QueuePolicy
 from nerite.scheduling.dynamic_batcher import DefaultScheduler, DynamicBatcher
@@ -62,10 +62,11 @@ class Faults:
 class FaultyRoster:
     """A roster any of whose methods may raise, before or after it has done its work."""
 
-    FAULTY = ("offer", "choose", "ended", "settle", "came", "gone", "wake_at", "expire", "withdraw", "drain", "resume",
-              "finish", "server_stops")  # fmt: skip
+    FAULTY = ("offer", "choose", "ended", "settle", "add_instance", "remove_instance", "retire", "holds", "wake_at",
+              "expire", "withdraw", "drain", "resume", "finish", "server_stops")  # fmt: skip
 
     def __init__(self, picker: Any, faults: Faults) -> None:
+        assert all(hasattr(picker, name) for name in self.FAULTY)
         self._picker = picker
         self._faults = faults
 
@@ -157,6 +158,7 @@ class World:
         )
         faults.share = sound
         self.asked: list[tuple[InferenceRequest, FaultyCaller]] = []
+        self.retiring: list[FaultyRunner] = []
 
     def ask(self, number: int, sequence: int) -> None:
         caller = FaultyCaller(self.faults)
@@ -191,9 +193,23 @@ class World:
             instance = self.instances[number % 2]
             if not instance.usable:
                 instance.come_back()
+        elif action == "replace":
+            instance = self.instances[number % 2]
+            if instance not in self.retiring:
+                self.retiring.append(instance)
+                self.of.remove(instance, self.left)
         elif action == "wait":
             self.loop.advance(700_000)
         self.loop.settle()
+
+    def left(self, instance: ModelInstance) -> None:
+        """Put another instance in the place of one that has left."""
+        assert isinstance(instance, FaultyRunner)
+        self.retiring.remove(instance)
+        other = FaultyRunner(f"{instance.name}*", ahead=self.kind == "ahead")
+        other.faults = self.faults
+        self.instances[self.instances.index(instance)] = other
+        self.loop.call_soon(lambda: self.of.add(other))
 
     def quiet(self) -> None:
         """Without faults from here on: let everything come to its end.
@@ -214,7 +230,7 @@ class World:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "finish", "finish", "cancel", "die", "come back", "wait"]),
+        st.sampled_from(["ask", "ask", "ask", "finish", "finish", "cancel", "die", "come back", "replace", "wait"]),
         st.integers(0, 20),
     ),
     max_size=60,

@@ -67,7 +67,7 @@ def test_requests_wait_for_an_instance_that_works_though_the_others_cannot_be_st
 def test_whether_requests_come_to_an_end_is_told_when_it_changes(bench: Bench) -> None:
     of = bench.dispatcher(instances=2)
     told: list[bool] = []
-    of.on_usable = lambda: told.append(of.able)
+    of.on_usable = lambda: told.append(of.makes_progress)
     first, second = bench.instances
     first.die()
     second.die()

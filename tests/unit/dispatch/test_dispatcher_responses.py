@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dispatcher_bench import Bench
 from doubles import request
 from fake_instance import OK, FakeInstance
 from nerite.config.options import TraceOptions
+from nerite.core.errors import Cancelled, Internal
 from nerite.core.execution_observer import ExecutionTimes
-from nerite.core.response import EMPTY
+from nerite.core.response import EMPTY, InferenceResponse
 from nerite.observability.statistics import RequestOutcome
 from nerite.observability.trace import Trace
 from nerite.observability.tracing import Tracing, trace_events
@@ -64,6 +67,32 @@ def test_each_request_of_a_batch_counts_once(bench: Bench) -> None:
         0,
     )
     assert list(bench.statistics.batches) == [3]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_cancelled_request_that_the_model_stops_is_no_success(bench: Bench, ordered: bool) -> None:
+    of = bench.dispatcher(max_batch_size=4, preserve_ordering=ordered)
+    (instance,) = bench.instances
+    asked = bench.ask(of, 1, 1, 1)
+    bench.loop.settle()
+    asked[1].cancel()
+    instance.finish([OK, InferenceResponse.failed(Cancelled("stopped")), InferenceResponse.failed(Internal("bad"))])
+    counted = bench.statistics
+    assert (counted.success.count, counted.fail.count, counted.failures[RequestOutcome.CANCELED]) == (2, 1, 1)
+    assert (counted.inference_count, counted.execution_count, list(counted.batches)) == (2, 1, [3])
+    assert of.in_flight == 0
+
+
+def test_a_stream_that_the_model_stops_is_no_success(bench: Bench) -> None:
+    of = bench.dispatcher(max_batch_size=1)
+    (instance,) = bench.instances
+    (asked,) = bench.ask(of)
+    bench.loop.settle()
+    instance.part(asked, OK, False, ExecutionTimes())
+    asked.cancel()
+    instance.finish([InferenceResponse.failed(Cancelled("stopped"))])
+    counted = bench.statistics
+    assert (counted.success.count, counted.failures[RequestOutcome.CANCELED], of.in_flight) == (0, 1, 0)
 
 
 def test_a_batch_that_dies_fails_what_it_had_not_ended(bench: Bench) -> None:

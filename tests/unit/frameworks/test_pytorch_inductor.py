@@ -1,4 +1,4 @@
-"""Packages that AOTInductor compiles. One is compiled for all tests, which takes most of their time."""
+"""Packages that AOTInductor compiles. One is compiled for all tests and kept, which takes most of their time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import pytest
 from numpy.typing import ArrayLike
 from torch_models import Opened, context, declared, entry, export_scaled, python
 
+from kept import kept
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
 from nerite.frameworks.pytorch import PyTorchBackend
 from nerite.testing import Answer, BackendContract
@@ -47,11 +49,18 @@ pytestmark = pytest.mark.timeout(240)  # The first of them has it compiled.
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
+def compile_package(folder: Path) -> None:
+    folder.mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, str(folder / "model.pt2")]
+    subprocess.run(command, capture_output=True, check=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(pytestconfig: pytest.Config) -> Path:
     require("g++")
-    path = TestContract.package = tmp_path_factory.mktemp("compiled") / "model.pt2"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _COMPILE, str(path)], capture_output=True, check=True)
+    # Code for this processor, and for this compiler's libraries.
+    of = (_COMPILE, version("torch"), Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0])
+    path = TestContract.package = kept(pytestconfig, "inductor", "\n".join(of), compile_package) / "model.pt2"
     return path
 
 

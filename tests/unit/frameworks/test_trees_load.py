@@ -458,7 +458,11 @@ def test_a_hundred_loads_leave_nothing(tmp_path: Path, make: Callable[[], Forest
 
     for _ in range(25):
         load()
-    before = resident()
-    for _ in range(100):
-        load()
-    assert resident() - before < 1024
+    growths = []
+    while not growths or (growths[-1] >= 1024 and len(growths) < 4):  # a leak grows each time; a heap settles
+        before = resident()
+        for _ in range(100):
+            load()
+        gc.collect()
+        growths.append(resident() - before)
+    assert growths[-1] < 1024, growths

@@ -220,6 +220,26 @@ def test_a_reply_waits_until_all_fronts_know(monkeypatch: pytest.MonkeyPatch) ->
     tell_pool(monkeypatch, 2, story)
 
 
+def test_a_reply_that_cannot_be_sent_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    async def story(fixture: Fixture) -> None:
+        slow = fixture.started[1]
+        slow.acknowledges = False
+        fixture.server.change("broken")
+        fixture.pool.after_acknowledgement(broken)
+        sent = fixture.reply()
+        await fixture.settle()
+        assert sent == []
+        slow.core.acknowledge(slow.changes[0][0])
+        await fixture.settle()
+        assert sent == ["sent"]
+        assert fixture.pool.fronts[1] is not None and fixture.pool.fronts[1].acknowledged
+
+    tell_pool(monkeypatch, 2, story)
+
+
 def test_a_reply_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(fixture: Fixture) -> None:
         fixture.started[1].stand_still()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.functions.folder import write_in_process_of_its_own
 from nerite.functions.function_source import FunctionSource, files_beside
-from nerite.functions.source import source_of
+from nerite.functions.model_directory import write_in_subprocess
+from nerite.functions.program_import import source_of
 
 PROGRAM = """
 import nerite
@@ -62,7 +62,7 @@ def test_files_that_are_imported_from_the_same_directory(program: Path) -> None:
 
 def test_directories_of_all_functions(program: Path, tmp_path: Path) -> None:
     repository = tmp_path / "models"
-    assert write_in_process_of_its_own(FunctionSource(str(program), ""), repository) == ["double", "greet"]
+    assert write_in_subprocess(FunctionSource(str(program), ""), repository) == ["double", "greet"]
     config = (repository / "double" / "config.pbtxt").read_text()
     assert "max_batch_size: 4" in config
     assert str(program) in (repository / "double" / "1" / "model.py").read_text()
@@ -70,7 +70,7 @@ def test_directories_of_all_functions(program: Path, tmp_path: Path) -> None:
 
 def test_a_directory_with_a_copy(program: Path, tmp_path: Path) -> None:
     repository = tmp_path / "models"
-    write_in_process_of_its_own(FunctionSource(str(program), "double"), repository, copy=True)
+    write_in_subprocess(FunctionSource(str(program), "double"), repository, copy=True)
     assert {path.name for path in (repository / "double" / "1").iterdir()} == {
         "app.py",
         "helper.py",
@@ -93,7 +93,7 @@ def test_a_directory_with_a_copy(program: Path, tmp_path: Path) -> None:
 def test_programs_that_cannot_be_served(tmp_path: Path, text: str, name: str, told: str) -> None:
     (tmp_path / "app.py").write_text(text)
     with pytest.raises(InvalidArgument, match=told):
-        write_in_process_of_its_own(FunctionSource(str(tmp_path / "app.py"), name), tmp_path / "models")
+        write_in_subprocess(FunctionSource(str(tmp_path / "app.py"), name), tmp_path / "models")
 
 
 def test_functions_within_functions_can_only_run_here() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nerite.judge.gates import parse_gates
+from nerite.judge.gates import parse_gate
 from nerite.judge.judge import Judge
 from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.verdict import Decision, Verdict
@@ -18,7 +18,14 @@ Change = Callable[[Outcome], Outcome]
 
 
 def judge_of(*gates: str, **options: float) -> Judge:
-    return Judge(parse_gates(gates), **options)  # type: ignore[arg-type]
+    return Judge([*map(parse_gate, gates)], **options)  # type: ignore[arg-type]
+
+
+def stratum_of(prompt_tokens: int, cached_tokens: int = 0, tenant: str = "", stream: bool = False) -> Stratum:
+    """Return a stratum of requests to a language model, by the sizes of their prompts and what was cached of them."""
+    prompt = next((name for limit, name in ((256, "<256"), (1024, "<1k"), (4096, "<4k")) if prompt_tokens < limit), "")
+    share = cached_tokens / prompt_tokens
+    return Stratum(prompt or ">=4k", "none" if share < 0.1 else "part" if share < 0.7 else "most", tenant, stream)
 
 
 def requests(

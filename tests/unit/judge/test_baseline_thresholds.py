@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from rollout_outcomes import SECOND_NS, STEP_NS, requests
+from rollout_outcomes import SECOND_NS, STEP_NS, requests, stratum_of
 
-from nerite.judge.outcome import Outcome, Stratum, stratum_of
+from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.outcome_batch import OutcomeBatch
 from nerite.judge.thresholds import BaselineThresholds
 
@@ -137,19 +137,7 @@ def test_the_state_outlives_a_restart() -> None:
     assert again.to_json(1000 * STEP_NS) == thresholds.to_json(1000 * STEP_NS)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "cached", "classes"),
-    [
-        (0, 0, ("", "")),
-        (255, 0, ("<256", "none")),
-        (256, 100, ("<1k", "part")),
-        (4095, 4000, ("<4k", "most")),
-        (16383, 0, ("<16k", "none")),
-        (16384, 16384, (">=16k", "most")),
-    ],
-)
-def test_classes_of_prompts(prompt: int, cached: int, classes: tuple[str, str]) -> None:
-    found = stratum_of(prompt, cached)
-    assert (found.prompt, found.cached) == classes
-    assert found.before_assignment == Stratum(classes[0])
-    assert found.label
+def test_a_stratum_in_words_and_without_what_the_arm_may_have_changed() -> None:
+    found = Stratum("<1k", "part")
+    assert found.before_assignment == Stratum("<1k")
+    assert (found.label, Stratum().label) == ("prompt <1k, cached part", "all requests")

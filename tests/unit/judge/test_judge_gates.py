@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nerite.judge.gates import FORMS, GateError, LimitGate, RateGate, TailGate, parse_gate, parse_gates
+from nerite.judge.gates import FORMS, GateError, LimitGate, RateGate, TailGate, parse_gate
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,6 @@ def test_a_long_text_is_cut() -> None:
     with pytest.raises(GateError) as caught:
         parse_gate("x" * 100_000)
     assert len(str(caught.value)) < 10_000
-
-
-def test_a_gate_is_given_once() -> None:
-    assert len(parse_gates(["errors", "p99", "p95"])) == 3
-    with pytest.raises(GateError, match="given twice"):
-        parse_gates(["errors", "errors"])
 
 
 @pytest.mark.parametrize(

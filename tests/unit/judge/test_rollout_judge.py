@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from rollout_outcomes import SECOND_NS, STEP_NS, decided, failing, judge_of, requests, slower
+from rollout_outcomes import SECOND_NS, STEP_NS, decided, failing, judge_of, requests, slower, stratum_of
 
 from nerite.judge.counts import MAX_CLUSTERS, CountRow, difference
 from nerite.judge.judge import LOAD, Judge
-from nerite.judge.outcome import Outcome, Stratum, stratum_of
+from nerite.judge.outcome import Outcome, Stratum
 from nerite.judge.verdict import Decision
 
 ALL = ("errors", "p99", "ttft_p95", "itl", "goodput")

@@ -15,7 +15,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import rollout_judge  # noqa: E402
 from rollout_streams import GATES, Batch, Candidate, JudgedStreams, Load, Look, Plan, Streams  # noqa: E402
 
-from nerite.judge.gates import parse_gates  # noqa: E402
+from nerite.judge.gates import parse_gate  # noqa: E402
 from nerite.judge.judge import Judge  # noqa: E402
 from nerite.judge.outcome import Outcome, Stratum  # noqa: E402
 from nerite.judge.verdict import Decision, Verdict  # noqa: E402
@@ -55,7 +55,7 @@ def test_the_streams_are_judged_as_by_the_judge(seed: int) -> None:
     plan = Plan((0.1, 0.5), batches=4, batch=300)
     load, arms = Load(errors=0.02, drifting=True), Candidate(latency=1.05, first=1.1, errors=2)
     streams, judged = Streams(plan, load, arms, 2, (seed,)), JudgedStreams(plan, 2)
-    judges = [Judge(parse_gates(GATES), window_ns=10**18) for _ in range(2)]
+    judges = [Judge([*map(parse_gate, GATES)], window_ns=10**18) for _ in range(2)]
     now = 0
     step = -1
     for batch in streams:

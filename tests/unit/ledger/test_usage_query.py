@@ -52,6 +52,7 @@ def test_the_report_has_dates_and_seconds() -> None:
         ("group_by=number", "'group_by' has 'number'"),
         ("&".join("a=1" for _ in range(40)), "at most 32 parameters"),
         ("start=" + "1" * 5000, "parameter 'start'"),
+        ("end=" + "9" * 400, "parameter 'end' must be a date such as"),
     ],
 )
 def test_mistakes_are_named(query: str, wrong: str) -> None:

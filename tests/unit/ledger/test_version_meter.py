@@ -12,7 +12,8 @@ from doubles import header
 from fake_instance import OK, FakeInstance
 from nerite.core.engine_report import EngineReport, RequestBegun, RequestEnded, RequestProgress
 from nerite.core.errors import Cancelled, Internal, NeriteError, QuotaExceeded
-from nerite.core.execution_observer import ExecutionTimes
+from nerite.core.execution_observer import ExecutionTimes, TraceContext
+from nerite.core.item_attempt import new_attempt, new_batch_id
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import NOBODY, Assignment, Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
@@ -318,3 +319,29 @@ def test_it_adds_up_whatever_happens(seed: int) -> None:
     whole = summed(meter.rows)
     assert sum(row.amounts.busy_ns for row in whole) == used
     assert sum(row.amounts.requests for row in whole) == count
+
+
+class Sender(Sink):
+    """A caller that says what it calls the request."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.outer_span = TraceContext(0, 0, request_id=request_id)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_ids_of_items_are_believed_of_routers_and_the_server_itself(trusted: bool) -> None:
+    """They are in rows of what the item causes, too. Of a client they would say that it does not pay."""
+    meter, step = Meter(), Meter()
+    attempt = new_attempt(new_batch_id(), 1)
+    for name in (attempt, "ff-1"):
+        asked = InferenceRequest(header(), [], Sender(name), 0)
+        asked.header.caller = Caller("acme", trusted=trusted)
+        meter.of.open(asked)
+        child = ChildRequest(asked, header(), [], Sink(), 0)
+        step.of.open(child)
+        for where, each in ((step, child), (meter, asked)):
+            where.run([each], 1, 2)
+            answer(each)
+    assert [row.request_id for row in meter.rows] == [attempt if trusted else "", "ff-1"]
+    assert [row.request_id for row in step.rows] == [attempt if trusted else "", ""]

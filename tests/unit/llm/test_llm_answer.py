@@ -15,7 +15,8 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import to_array
 from nerite.llm.backend import OUTPUTS
 from nerite.llm.engine import FinishReason, TokenDelta, TokenLogprob
-from nerite.llm.request import LlmCall, SamplingParameters
+from nerite.llm.request import LlmCall
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.streaming import ResponseHeaders, StreamedAnswer
 
 EXTRAS = frozenset(port.name for port in OUTPUTS[1:])

@@ -1,10 +1,12 @@
-"""Conversions of checkpoints, by a program in the exporter's place: once for a content, and whole or not at all."""
+"""Conversions of checkpoints: once for a content, and whole or not at all; by a program in the exporter's place."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import language_checkpoint
 from nerite.backends.interface import ModelContext
 from nerite.backends.python import environments
 from nerite.core.errors import InvalidArgument, Unavailable
@@ -80,6 +83,43 @@ def test_once_for_its_content(model: Callable[..., ModelContext], tmp_path: Path
     assert calls(tmp_path, "other") == []
     origins = {Path(kept.origin) for kept in environments.list_environments(tmp_path / "kept")}
     assert origins == {tmp_path / "m" / "1"}
+
+
+def test_known_families_need_no_exporter(model: Callable[..., ModelContext], tmp_path: Path) -> None:
+    contexts = [model(), model(WEIGHT_FORMAT="int8"), model(WEIGHT_FORMAT="int4")]
+    directory = known(contexts[0])
+    plain, small, smallest = map(installation.converted, contexts)
+    assert {file.name for file in plain.iterdir()} == {
+        *("config.json", "nerite-origin", "tokenizer.json", "tokenizer_config.json"),
+        *(f"openvino_{part}.{end}" for part in ("detokenizer", "model", "tokenizer") for end in ("bin", "xml")),
+    }
+    assert installation.converted(contexts[0]) == plain
+    sizes = [(made / "openvino_model.bin").stat().st_size for made in (plain, small, smallest)]
+    assert sizes[1] < 0.7 * sizes[0]
+    assert sizes[2] < 0.8 * sizes[1], "embeddings and the last layer are a third of it, and keep 8 bits"
+    assert calls(tmp_path) == []
+    (directory / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert installation.converted(contexts[0]) == plain
+
+
+def test_what_is_not_known_is_left_to_the_exporter(
+    model: Callable[..., ModelContext], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The conversion begins, and leaves nothing behind."""
+    context = model()
+    directory = known(context)
+    (directory / "model.safetensors").write_bytes(b"\1")
+    with caplog.at_level(logging.INFO):
+        made = installation.converted(context)
+    assert f"'{directory}' is converted by OpenVINO's exporter: 'model.safetensors' is not a safetensors" in caplog.text
+    assert calls(tmp_path) == ["--task text-generation-with-past --weight-format fp16 1"]
+    assert {file.name for file in made.iterdir()} == {"nerite-origin", "openvino_model.xml", "openvino_tokenizer.xml"}
+
+
+def known(context: ModelContext) -> Path:
+    """Put a checkpoint of a known family in the place of a model's."""
+    shutil.rmtree(context.version_directory)
+    return language_checkpoint(context.version_directory)
 
 
 def test_settings_of_generation_are_no_part_of_it(model: Callable[..., ModelContext], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from doubles import Caller
 from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
-from nerite.llm.request import Demand, demand, limit
+from nerite.llm.demand import Demand, demand, limit
 
 
 def request(sampling: Any = None, prompt: bytes = b"one two", **parameters: Any) -> InferenceRequest:

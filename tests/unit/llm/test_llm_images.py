@@ -14,11 +14,11 @@ import pytest
 from llm_listening import FEW, Heard, asked, eventually, ignored
 from llm_models import language_model, write_tokenizer
 from nerite.core.errors import InvalidArgument, Unsupported
-from nerite.llm import request
+from nerite.llm import images
+from nerite.llm.demand import IMAGE_TOKENS
 from nerite.llm.engine import FinishReason
 from nerite.llm.openvino_genai import OpenVinoGenAiEngine
 from nerite.llm.openvino_genai.options import PipelineOptions
-from nerite.llm.request import IMAGE_TOKENS
 from nerite.llm.structured_output import Grammar
 from seeing_models import MARK, TOKENS, seeing_model
 
@@ -136,9 +136,9 @@ def test_a_prompt_that_its_images_make_too_long(engine: OpenVinoGenAiEngine) -> 
 
 
 def test_more_pixels_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "MAX_PIXELS", 100)
+    monkeypatch.setattr(images, "MAX_PIXELS", 100)
     with pytest.raises(InvalidArgument, match="'image' 0 has 20 x 10 pixels; the maximum is 100 pixels"):
-        request.pixels([picture(1)])
+        images.pixels([picture(1)])
 
 
 def test_models_that_take_none(tmp_path: Path) -> None:

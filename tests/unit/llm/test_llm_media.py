@@ -21,7 +21,7 @@ from nerite.llm import backend, checkpoint
 from nerite.llm.classification import ClassificationInstance
 from nerite.llm.image_generation import ImageGenerationInstance, ImageSettings, png, read_image_settings
 from nerite.llm.openai.speech import pcm, wav_head
-from nerite.llm.speech_synthesis import SpeechInstance
+from nerite.llm.speech import SpeechInstance
 
 
 class Dropped:
@@ -69,6 +69,19 @@ def test_speech(tmp_path: Path) -> None:
     assert outputs(said)["sample_rate"].tolist() == [8000]
     assert refused.error is not None
     assert refused.error.message == "no such voice"
+
+
+def test_speech_that_nobody_waits_for(tmp_path: Path) -> None:
+    request = asked(text_input="abc")
+
+    class Slow(Voice):
+        def synthesize(self, text: str, voice: str) -> tuple[Any, int]:
+            request.cancel()
+            return super().synthesize(text, voice)
+
+    instance = SpeechInstance(context(tmp_path, checkpoint.TEXT_TO_SPEECH), Slow())
+    (response,) = instance.execute([request], ExecutionTimes())
+    assert isinstance(response.error, Cancelled)
 
 
 def test_files_of_speech() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
-from nerite.llm import request
-from nerite.llm.request import SamplingParameters
+from nerite.llm import sampling_parameters
+from nerite.llm.sampling_parameters import SamplingParameters
 
 
 def test_nothing_said_is_vllms_defaults() -> None:
-    assert request.from_json("{}") == SamplingParameters()
+    assert sampling_parameters.from_json("{}") == SamplingParameters()
     assert (SamplingParameters().max_tokens, SamplingParameters().temperature) == (16, 1.0)
 
 
@@ -40,7 +40,7 @@ def test_nothing_said_is_vllms_defaults() -> None:
     ],
 )
 def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
-    assert getattr(request.from_mapping(said), field) == value
+    assert getattr(sampling_parameters.from_mapping(said), field) == value
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_read(said: dict[str, Any], field: str, value: Any) -> None:
 )
 def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        request.from_mapping(said)
+        sampling_parameters.from_mapping(said)
     assert refused.value.message.startswith(text)
 
 
@@ -104,23 +104,23 @@ def test_what_is_wrong(said: dict[str, Any], text: str) -> None:
 )
 def test_what_is_lacking(said: dict[str, Any], text: str) -> None:
     with pytest.raises(Unsupported) as refused:
-        request.from_mapping(said)
+        sampling_parameters.from_mapping(said)
     assert refused.value.message.startswith(text)
 
 
 @pytest.mark.parametrize("said", [{"prompt_logprobs": None}, {"bad_words": []}, {"detokenize": True}, {"best_of": 1}])
 def test_what_is_lacking_and_asks_for_nothing(said: dict[str, Any]) -> None:
-    assert request.from_mapping(said) == SamplingParameters()
+    assert sampling_parameters.from_mapping(said) == SamplingParameters()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff"])
 def test_what_is_no_json_object(text: str | bytes) -> None:
     with pytest.raises(NeriteError, match="'sampling_parameters'"):
-        request.from_json(text)
+        sampling_parameters.from_json(text)
 
 
 def test_parameters_of_a_request_may_be_somebody_elses() -> None:
-    made = request.from_parameters({"max_tokens": 4, "tenant": "a", "traceparent": "00"})
+    made = sampling_parameters.from_parameters({"max_tokens": 4, "tenant": "a", "traceparent": "00"})
     assert made == SamplingParameters(max_tokens=4)
     with pytest.raises(InvalidArgument, match="Did you mean temperature"):
-        request.from_parameters({"temprature": 1})
+        sampling_parameters.from_parameters({"temprature": 1})

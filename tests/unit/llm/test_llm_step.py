@@ -11,7 +11,8 @@ from nerite.core.engine_report import AdapterUse, EngineReport, RequestEnded, Re
 from nerite.core.errors import Internal, Unavailable
 from nerite.core.request import InferenceRequest
 from nerite.llm.engine import EngineStats, FinishReason, TokenDelta
-from nerite.llm.request import LlmCall, SamplingParameters
+from nerite.llm.request import LlmCall
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.streaming import RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 
 STATS = EngineStats(2, 1, 64, 60, 32, 500, 16, 10, 20, 3, preemptions=5)

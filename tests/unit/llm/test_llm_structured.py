@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, Unsupported
-from nerite.llm import request, structured_output
+from nerite.llm import sampling_parameters, structured_output
 from nerite.llm.structured_output import Grammar
 
 SCHEMA = {"type": "object", "properties": {"not": {"type": "integer"}}, "const": {"not": 1}}
@@ -28,15 +28,15 @@ SCHEMA = {"type": "object", "properties": {"not": {"type": "integer"}}, "const":
 @pytest.mark.parametrize("name", ["guided_decoding", "structured_outputs"])
 def test_what_is_read(name: str, said: dict[str, Any], kind: str, source: str) -> None:
     expected = Grammar(kind, source)
-    assert request.from_mapping({name: said}).grammar == expected
+    assert sampling_parameters.from_mapping({name: said}).grammar == expected
     # As Triton's vLLM backend has it.
-    assert request.from_mapping({name: json.dumps(said)}).grammar == expected
+    assert sampling_parameters.from_mapping({name: json.dumps(said)}).grammar == expected
 
 
 def test_nothing_is_asked_for() -> None:
     for said in ({}, {"json": None}, {"json_object": False}, "{}"):
         assert structured_output.read_structured("guided_decoding", said) is None
-    assert request.from_mapping({"guided_decoding": None}).grammar is None
+    assert sampling_parameters.from_mapping({"guided_decoding": None}).grammar is None
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_other_options_of_vllm() -> None:
     with pytest.raises(InvalidArgument, match="is nested too deeply"):
         structured_output.read_structured("guided_decoding", {"json": deep})
     with pytest.raises(InvalidArgument, match="mean the same"):
-        request.from_mapping({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}})
+        sampling_parameters.from_mapping({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}})

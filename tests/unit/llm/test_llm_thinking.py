@@ -8,7 +8,7 @@ import pytest
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.llm.engine import FinishReason, GenerationRequest, TokenDelta
-from nerite.llm.request import SamplingParameters, ThinkingBudget, from_mapping
+from nerite.llm.sampling_parameters import SamplingParameters, ThinkingBudget, from_mapping
 from nerite.llm.thinking import BudgetedListener, ThoughtCounter
 
 BUDGET = ThinkingBudget(4, "<think>", "</think>")

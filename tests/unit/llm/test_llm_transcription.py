@@ -18,7 +18,7 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import from_array, to_array
 from nerite.llm import backend, checkpoint
 from nerite.llm.openvino_genai import options
-from nerite.llm.transcription import TimedText, Transcript, TranscriptionInstance, TranscriptionSettings, read_settings
+from nerite.llm.speech import TimedText, Transcript, TranscriptionInstance, TranscriptionSettings, read_settings
 from triton_python_backend_utils.metrics import STORE
 
 

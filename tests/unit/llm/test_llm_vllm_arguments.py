@@ -16,7 +16,7 @@ from nerite.llm.vllm import framework
 
 def model(folder: Path, files: dict[str, Any] | None = None, kind: str = "", **parameters: str) -> ModelContext:
     version = folder / "1"
-    version.mkdir()
+    version.mkdir(parents=True)
     for name, content in (files or {}).items():
         (version / name).write_text(content if isinstance(content, str) else json.dumps(content))
     config: dict[str, Any] = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
@@ -47,14 +47,14 @@ def test_a_repository_of_tritons_vllm_backend(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_parameters(tmp_path: Path) -> None:
-    context = model(
-        tmp_path, CHECKPOINT, MAX_NUM_SEQS="8", KV_CACHE_GB="2", ENABLE_PREFIX_CACHING="false", TENSOR_PARALLEL_SIZE="2"
-    )
+    parameters = {"MAX_NUM_SEQS": "8", "KV_CACHE_GB": "2", "ENABLE_PREFIX_CACHING": "false"}
+    context = model(tmp_path, CHECKPOINT, **parameters, ENABLE_SLEEP_MODE="true", TENSOR_PARALLEL_SIZE="2")
     assert framework.read_arguments(context).engine == {
         "model": str(tmp_path / "1"),
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": 2 << 30,
         "enable_prefix_caching": False,
+        "enable_sleep_mode": True,
         "tensor_parallel_size": 2,
         "scheduling_policy": "priority",
     }
@@ -156,3 +156,16 @@ def test_gpus_are_not_reserved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(RESERVED_GPUS, "8")
     with pytest.raises(InvalidArgument, match=r"this server has reserved 8 already\. Write engine-places-gpus = true"):
         framework.read_arguments(context)
+
+
+def test_an_executor_over_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM gets what model.json says; in a group of pods, the first one is where the others connect."""
+    sizes = {"distributed_executor_backend": "mp", "nnodes": 2, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    several = model(tmp_path / "several", {"model.json": {"model": "m", **sizes}})
+    named = model(tmp_path / "named", {"model.json": {"model": "m", **sizes, "master_addr": "10.0.0.1"}})
+    alone = model(tmp_path / "alone", {"model.json": {"model": "m"}})
+    assert sizes.items() <= framework.read_arguments(several).engine.items()
+    assert "master_addr" not in framework.read_arguments(several).engine
+    monkeypatch.setenv("LWS_LEADER_ADDRESS", "large-0.large.models")
+    found = [framework.read_arguments(each).engine.get("master_addr") for each in (several, named, alone)]
+    assert found == ["large-0.large.models", "10.0.0.1", None]

@@ -26,8 +26,8 @@ from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import NOBODY, Caller, InferenceRequest, RequestHeader
 from nerite.core.tensor import TensorSpec, join_bytes
 from nerite.llm.backend import LlmInstance
-from nerite.llm.engine import EngineStats, FinishReason
-from nerite.llm.request import SamplingParameters
+from nerite.llm.engine import EngineStats, FinishReason, SleepingEngine
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.streaming import StepReport
 from nerite.llm.vllm import VllmEngine, framework
 from nerite.llm.vllm.framework import VllmArguments
@@ -133,6 +133,27 @@ def test_adapters_that_come_and_go(started: Started) -> None:
 def test_adapters_need_an_engine_with_room_for_them(started: Started) -> None:
     with pytest.raises(Unsupported, match=r'add "enable_lora": true to its model\.json'):
         started().load_adapter("B", "elsewhere")
+
+
+def test_it_sleeps_and_wakes(started: Started) -> None:
+    engine = started(enable_sleep_mode=True)
+    assert engine.capabilities().sleeps
+    assert isinstance(engine, SleepingEngine)
+    assert asked(engine).over().text() == "abcd"
+    engine.sleep()
+    engine.wake()
+    assert asked(engine, id="b").over().text() == "abcd"
+
+
+def test_sleep_has_to_be_enabled_and_may_fail(started: Started) -> None:
+    engine = started()
+    assert not engine.capabilities().sleeps
+    with pytest.raises(Unsupported, match="enable_sleep_mode"):
+        engine.sleep()
+    engine = started(enable_sleep_mode=True, wakes=False)
+    engine.sleep()
+    with pytest.raises(NeriteError, match="vllm error in waking up: CUDA out of memory"):
+        engine.wake()
 
 
 def test_sequences_probabilities_and_adapters(started: Started) -> None:

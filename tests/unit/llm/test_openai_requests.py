@@ -24,9 +24,9 @@ from nerite.core.errors import (
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
-from nerite.llm.openai import embeddings, requests, sampling, shapes, text_model
+from nerite.llm.openai import chat_requests, completion_requests, embeddings, reply_formats, sampling, text_model
+from nerite.llm.openai.chat_requests import ChatMessages
 from nerite.llm.openai.fields import ApiError, Fields, UnknownField, body_of, reply_of
-from nerite.llm.openai.requests import ChatMessages
 from nerite.llm.openai.text_model import Strings, TextDelta, TextModel
 from nerite.transports.access import SenderHeaders
 
@@ -45,16 +45,16 @@ def body(**fields: Any) -> memoryview:
     return memoryview(json.dumps(fields).encode())
 
 
-def completion(**fields: Any) -> requests.CompletionRequest:
-    return requests.read_completion(body(**{"model": "m", "prompt": "p", **fields}))
+def completion(**fields: Any) -> completion_requests.CompletionRequest:
+    return completion_requests.read_completion(body(**{"model": "m", "prompt": "p", **fields}))
 
 
-def chat(**fields: Any) -> requests.ChatRequest:
+def chat(**fields: Any) -> chat_requests.ChatRequest:
     messages = [{"role": "user", "content": "hello"}]
-    return requests.read_chat(body(**{"model": "m", "messages": messages, **fields}))
+    return chat_requests.read_chat(body(**{"model": "m", "messages": messages, **fields}))
 
 
-def given(asked: requests.ChatRequest) -> dict[str, Any]:
+def given(asked: chat_requests.ChatRequest) -> dict[str, Any]:
     """Return what the template is given."""
     assert isinstance(asked.given, dict)
     return asked.given
@@ -336,19 +336,19 @@ def test_what_a_response_says() -> None:
 
 def test_log_probabilities() -> None:
     said = [{"5": {"decoded_token": "b", "logprob": -2.0}, "1": {"decoded_token": "a", "logprob": -0.25}}]
-    tokens = shapes.read_logprobs(json.dumps(said))
-    assert shapes.completion_logprobs(tokens, 1, 4) == {
+    tokens = reply_formats.read_logprobs(json.dumps(said))
+    assert reply_formats.completion_logprobs(tokens, 1, 4) == {
         "tokens": ["b"],
         "token_logprobs": [-2.0],
         "top_logprobs": [{"a": -0.25}],
         "text_offset": [4],
     }
-    (entry,) = shapes.chat_logprobs(tokens, 2)["content"]
+    (entry,) = reply_formats.chat_logprobs(tokens, 2)["content"]
     assert (entry["token"], [each["token"] for each in entry["top_logprobs"]]) == ("b", ["a", "b"])
-    assert shapes.read_logprobs("null") == []
+    assert reply_formats.read_logprobs("null") == []
     for wrong in ("{", "[1]", "[{}]", '[{"5": {}}]'):
         with pytest.raises(ValueError, match="the output 'logprobs'"):
-            shapes.read_logprobs(wrong)
+            reply_formats.read_logprobs(wrong)
 
 
 def test_vectors() -> None:

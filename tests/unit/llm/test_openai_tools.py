@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.llm.openai import tool_families
+from nerite.llm.openai import tool_parsers
 from nerite.llm.openai.tool_calls import (
     BrokenCall,
     JsonReader,
-    Thought,
+    ReasoningText,
     ToolArguments,
     ToolCall,
     ToolParser,
     joined_calls,
     new_id,
 )
-from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, KeptEvents
+from nerite.llm.openai.tool_parsers import FilteredEvents, GuidedCall, GuidedCalls
 
 ARGUMENTS = '{"where": "Rome, \\"Italy\\" {[", "days": [1, -2.5e3, true, null, {}], "deep": {"a": {"b": []}}}'
 SIMPLE = '{"a": 1}'
@@ -38,7 +38,7 @@ def read(parser: ToolParser, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
         elif isinstance(event, ToolArguments):
             calls[-1] = calls[-1][0], calls[-1][1] + event.text
         else:
-            text += event.text if isinstance(event, Thought) else event
+            text += event.text if isinstance(event, ReasoningText) else event
     return text, calls
 
 
@@ -151,8 +151,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("family", "text", "said", "calls"), CASES)
 def test_in_one_piece_and_byte_by_byte(family: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
-    assert read(tool_families.ALL[family].parser({}), text) == (said, calls)
-    assert read(tool_families.ALL[family].parser({}), *text) == (said, calls)
+    assert read(tool_parsers.ALL[family].parser({}), text) == (said, calls)
+    assert read(tool_parsers.ALL[family].parser({}), *text) == (said, calls)
     for _, arguments in calls:
         assert isinstance(json.loads(arguments), dict)
 
@@ -162,7 +162,7 @@ def test_in_any_pieces(data: st.DataObject) -> None:
     family, text, said, calls = data.draw(st.sampled_from(CASES))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(tool_families.ALL[family].parser({}), *pieces) == (said, calls)
+    assert read(tool_parsers.ALL[family].parser({}), *pieces) == (said, calls)
 
 
 VALUES = st.recursive(
@@ -176,7 +176,7 @@ VALUES = st.recursive(
 def test_any_arguments(arguments: dict[str, Any], ascii: bool, family: str) -> None:
     text = json.dumps({"arguments": arguments, "name": "f"}, ensure_ascii=ascii)
     text = f"<tool_call>{text}</tool_call>" if family == "hermes" else f"[TOOL_CALLS][{text}]"
-    ((name, joined),) = read(tool_families.ALL[family].parser({}), *text)[1]
+    ((name, joined),) = read(tool_parsers.ALL[family].parser({}), *text)[1]
     assert (name, json.loads(joined)) == ("f", arguments)
 
 
@@ -195,7 +195,7 @@ def test_what_the_reader_takes_is_json(text: str, size: int) -> None:
 
 
 def test_arguments_leave_as_they_come() -> None:
-    parser = tool_families.ALL["hermes"].parser({})
+    parser = tool_parsers.ALL["hermes"].parser({})
     assert parser.feed('<tool_call>{"name": "f", "arguments"') == []
     (begun, *rest) = parser.feed(': {"text": "lo')
     assert isinstance(begun, ToolCall)
@@ -222,7 +222,7 @@ def test_what_is_joined() -> None:
 )
 def test_a_call_that_began_and_is_broken(text: str) -> None:
     with pytest.raises(BrokenCall):
-        read(tool_families.ALL["hermes"].parser({}), text)
+        read(tool_parsers.ALL["hermes"].parser({}), text)
 
 
 def test_calls_that_the_model_has_to_write() -> None:
@@ -235,8 +235,8 @@ def test_calls_that_the_model_has_to_write() -> None:
 
 
 def test_ids() -> None:
-    assert len(tool_families.ALL["mistral"].new_id()) == 9
-    assert tool_families.ALL["hermes"].new_id().startswith("call_")
+    assert len(tool_parsers.ALL["mistral"].new_id()) == 9
+    assert tool_parsers.ALL["hermes"].new_id().startswith("call_")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_any_length_takes_its_time(arguments: str, form: str) -> None:
     }[form]
     began = time.monotonic()
     for size in (4, 4096):
-        parser = tool_families.ALL["hermes"].parser({})
+        parser = tool_parsers.ALL["hermes"].parser({})
         text_in_pieces = ["<tool_call>", *(text[at : at + size] for at in range(0, len(text), size)), "</tool_call>"]
         events = [event for piece in text_in_pieces for event in parser.feed(piece)]
         _, whole = joined_calls(events + parser.finish())
@@ -263,12 +263,12 @@ def test_any_length_takes_its_time(arguments: str, form: str) -> None:
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("family", tool_families.ALL)
+@pytest.mark.parametrize("family", tool_parsers.ALL)
 def test_white_space_waits_for_a_call_only_so_long(family: str) -> None:
-    parser = tool_families.ALL[family].parser({})
+    parser = tool_parsers.ALL[family].parser({})
     said = [event for _ in range(2000) for event in parser.feed("  ")]
     assert len("".join(map(str, said))) > 2000
-    assert read(tool_families.ALL[family].parser({}), " " * 4000) == (" " * 4000, [])
+    assert read(tool_parsers.ALL[family].parser({}), " " * 4000) == (" " * 4000, [])
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_white_space_waits_for_a_call_only_so_long(family: str) -> None:
 )
 def test_values_without_quotes_have_the_type_of_their_schema(schema: dict[str, Any], value: Any) -> None:
     text = "<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
-    parser = tool_families.ALL["glm45"].parser({"look": {"properties": {"a": schema}}})
+    parser = tool_parsers.ALL["glm45"].parser({"look": {"properties": {"a": schema}}})
     ((_, arguments),) = read(parser, text)[1]
     assert json.loads(arguments) == {"a": value}
 
@@ -285,7 +285,7 @@ def test_values_without_quotes_have_the_type_of_their_schema(schema: dict[str, A
 @pytest.mark.parametrize(("single", "names"), [(True, ["a"]), (False, ["a", "b"])])
 def test_only_the_first_call(single: bool, names: list[str]) -> None:
     text = f"<tool_call>{call('a', SIMPLE)}</tool_call><tool_call>{call('b', SIMPLE)}</tool_call> Done."
-    parser = KeptEvents(tool_families.ALL["hermes"].parser({}), single=single, thoughts=True)
+    parser = FilteredEvents(tool_parsers.ALL["hermes"].parser({}), single=single, thoughts=True)
     said, calls = read(parser, *text)
     assert (said, [name for name, _ in calls]) == ("Done.", names)
 
@@ -305,4 +305,4 @@ def test_only_the_first_call(single: bool, names: list[str]) -> None:
     ],
 )
 def test_families_are_known_by_their_template(template: str, family: str) -> None:
-    assert tool_families.family_of(template) == family
+    assert tool_parsers.family_of(template) == family

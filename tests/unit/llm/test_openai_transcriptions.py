@@ -7,7 +7,7 @@ import pytest
 from hearing_models import recording, wav
 from nerite.llm.openai.fields import ApiError
 from nerite.llm.openai.transcriptions import TranscriptionRequest, read_transcription, srt, vtt
-from nerite.llm.transcription import TimedText
+from nerite.llm.speech import TimedText
 
 KIND = b"multipart/form-data; boundary=edge"
 FILE = wav(recording(0.1))

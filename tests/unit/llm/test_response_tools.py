@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nerite.llm.openai.fields import ApiError, Fields
-from nerite.llm.openai.response_tools import call_item, call_of, function_of
+from nerite.llm.openai.responses.tools import call_item, call_of, function_of
 from nerite.llm.openai.tool_calls import ToolCall
 
 KINDS = {"local_shell": "local_shell", "patch": "custom"}

@@ -210,7 +210,7 @@ def test_labels_of_a_histogram_may_be_any_text(text: str, openmetrics: bool) -> 
 
 def test_without_models_every_family_is_there_and_empty() -> None:
     page = of_versions().decode()
-    assert len(list(text_string_to_metric_families(page))) == 20
+    assert len(list(text_string_to_metric_families(page))) == 21
     assert not sample_of(page.encode())
 
 

@@ -98,13 +98,12 @@ def test_verbosity(written: Written) -> None:
     assert len(messages(written.out)) == 3
 
 
-def test_tables_follow_their_level(written: Written) -> None:
-    written.log.table(LogTable(["A"], []), verbose=1)
+def test_tables_are_information(written: Written) -> None:
     written.log.info_enabled = False
     written.log.table(LogTable(["B"], []))
     assert written.out.read_text() == ""
-    written.log.verbose_level = 1
-    written.log.table(LogTable(["C"], [["d"]]), verbose=1)
+    written.log.info_enabled = True
+    written.log.table(LogTable(["C"], [["d"]]))
     assert written.out.read_text().endswith("] \n+---+\n| C |\n+---+\n| d |\n+---+\n\n")
 
 

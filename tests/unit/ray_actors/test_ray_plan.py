@@ -57,6 +57,7 @@ def test_without_resources_a_server_has_a_processor() -> None:
         ('"models"', '"others"', True, True),
         ("replicas = 2", "replicas = 3", False, True),
         ('"a"\n', '"a"\nlends = 2\n', False, True),
+        ('"a"\n', '"a"\nrollout.models.resnet = { from = "1", to = "2" }\n', False, True),
         ("", "", False, False),
     ],
 )
@@ -84,6 +85,9 @@ def test_the_plan_for_people() -> None:
     assert first == "a       2 x nerite serve /p/models  (2 CPU, 4 GPU, 1 GiB, 1 spot each)"
     assert "GPUs by the engine" in second
     assert router.startswith("router  nerite route on this node, HTTP on 127.0.0.1:8000")
+    rollout = '"a"\nrollout.models.resnet = { from = "1", to = "2" }\n'
+    *_, last = plan_text(planned(FILE.replace('"a"\n', rollout))).splitlines()
+    assert last.startswith("rollout of resnet in pool a: version 1 to 2, 1, 5, 25, 50, 100 % of the requests")
 
 
 def test_the_plan_needs_no_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from nerite.config.model_parameters import DemandMode
 from nerite.config.options import ControlMode, RepositoryOptions
+from nerite.llm.checkpoint import task_of
 from nerite.repository.demand_survey import DemandSurvey, demanded
 from nerite.repository.repositories import LocalRepository
 from serving import IDENTITY, ensemble, pbtxt, python_model, step
@@ -16,7 +17,7 @@ from serving import IDENTITY, ensemble, pbtxt, python_model, step
 
 def survey(models: Path, mode: ControlMode = "demand", *startup: str, gpus: tuple[int, ...] = ()) -> DemandSurvey:
     options = RepositoryOptions((str(models),), control_mode=mode, startup_models=startup, keep_alive_seconds=7)
-    return DemandSurvey([LocalRepository(str(models))], options, gpus)
+    return DemandSurvey([LocalRepository(str(models))], options, gpus, task_of)
 
 
 def saying(key: str, value: str) -> str:
@@ -37,6 +38,17 @@ def test_each_model_says_whether_requests_load_it(tmp_path: Path) -> None:
         "named": DemandMode.PINNED,
     }
     assert [each.name for each in demanded(survey(tmp_path, "explicit", "named").read())] == ["always", "wanted"]
+
+
+def test_what_a_model_of_language_does_is_known_from_its_files(tmp_path: Path) -> None:
+    for name, parameter in (("chat", ""), ("vectors", "embed"), ("wrong", "nonsense")):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        task = f'parameters {{ key: "TASK" value: {{ string_value: "{parameter}" }} }}' if parameter else ""
+        (tmp_path / name / "config.pbtxt").write_text(f'backend: "llm"\n{task}')
+    python_model(tmp_path, "other", IDENTITY)
+    tasks = {name: each.text_task for name, each in survey(tmp_path).read().items()}
+    assert tasks == {"chat": "generate", "vectors": "embed", "wrong": "", "other": ""}
 
 
 def test_an_ensemble_has_its_models_with_it(tmp_path: Path) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from nerite.core.memory import resident_of, resident_of_family
+from nerite.core.memory import OwnMemory, resident_of, resident_of_family
 from nerite.observability.gpus import Gpu, GpuLibrary, GpuMemory
 from nerite.repository.catalogue import ModelFingerprint
 from nerite.repository.memory_use import (
+    LoadGrowth,
     MeasuredLoad,
     MeasuredLoads,
     MemoryGauge,
     MemoryUse,
+    ModelMemory,
     files_estimate,
     fingerprint_digest,
     grown,
@@ -58,6 +65,27 @@ def test_a_budget_is_a_share_of_what_there_is_unless_it_is_given() -> None:
     assert gauge.budget(0, 0)["host"] > GIB // 8
 
 
+def test_the_growth_of_a_process_is_that_of_the_load() -> None:
+    growth = LoadGrowth()
+    growth.begin("a", 10, used=1000)
+    assert growth.end("a", used=1250) == 250
+    growth.begin("b", 10, used=5000)
+    assert growth.end("b", used=4000) == 0, "another model was unloaded meanwhile"
+
+
+def test_loads_at_once_share_the_growth_by_the_size_of_their_files() -> None:
+    growth = LoadGrowth()
+    growth.begin("large", 299, used=0)
+    growth.begin("small", 99, used=30)
+    assert growth.end("small", used=430) == 100
+    assert growth.end("large", used=500) == 30 + 300 + 70
+
+
+def test_what_has_grown_less_than_its_files_is_estimated() -> None:
+    assert OwnMemory.of_load(200, 100) == (200, False)
+    assert OwnMemory.of_load(99, 100) == (100, True)
+
+
 def test_workers_are_measured_by_their_share_of_each_process() -> None:
     gauge = MemoryGauge(Library(), GPUS)
     size = gauge.of_workers({10: 1.0, 11: 0.5})
@@ -69,6 +97,50 @@ def test_a_growth_is_that_of_each_place() -> None:
     before, after = MemoryUse(100, {"GPU 0": 10, "GPU 1": 5}), MemoryUse(130, {"GPU 0": 50, "GPU 1": 5})
     assert grown(before, after) == {"host": 30, "GPU 0": 40}
     assert grown(after, before) == {}
+
+
+def test_freed_memory_is_given_back_when_the_server_keeps_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [100, 1000]
+    gauge = MemoryGauge(Library(), [], lambda: uses[0])
+    trims: list[int] = []
+    monkeypatch.setattr(gauge, "trim", lambda: trims.append(uses.pop(0)))
+    with ThreadPoolExecutor(1) as loader:
+        memory = ModelMemory(gauge, list, loader)
+        memory.here["a"] = 500
+        assert memory.of_server(MemoryUse(640, {})) == 40
+        assert not memory.is_trim_due(MemoryUse(640, {}), 1000)
+        assert memory.is_trim_due(MemoryUse(660, {}), 1000)
+        assert asyncio.run(memory.trim()).process == 1000
+    assert trims == [100]
+    assert not memory.is_trim_due(MemoryUse(1040, {}), 1000), "what remained would not be given back the next time"
+    assert memory.is_trim_due(MemoryUse(1060, {}), 1000)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library of GNU keeps freed blocks")
+def test_large_blocks_are_given_back_when_they_are_freed() -> None:
+    code = """
+import ctypes, os, sys
+from nerite.core.memory import memory_of
+from nerite.observability.gpus import GpuLibrary
+from nerite.repository.memory_use import MemoryGauge
+if sys.argv[1:]:
+    MemoryGauge(GpuLibrary(None), []).return_large_blocks()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = memory_of(os.getpid())
+for size in (30, 4, 4, 4, 4, 4, 4, 4):
+    block = library.malloc(ctypes.c_size_t(size << 20))
+    ctypes.memset(block, 1, size << 20)
+    last = library.malloc(ctypes.c_size_t(1000))  # on top of the block: it cannot be given back with the heap's end
+    library.free(block)
+print(memory_of(os.getpid()) - before)
+"""
+    kept, returned = (
+        int(subprocess.run([sys.executable, "-c", code, *flag], check=True, capture_output=True, timeout=60).stdout)
+        for flag in ([], ["large"])
+    )
+    assert returned < 1 << 20
+    assert kept > 2 << 20
 
 
 def test_before_the_first_load_the_files_tell() -> None:

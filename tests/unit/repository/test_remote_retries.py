@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 
 from nerite.core.errors import Internal, Unavailable
-from nerite.repository.remote.store import TRIES, PassingFailure, retried
+from nerite.repository.remote.store import TRIES, TransientFailure, retried
 
 
 class Clockless(Event):
@@ -22,7 +22,7 @@ class Clockless(Event):
 
 
 def failing(times: int, *, progressed: bool = False) -> Callable[[], str]:
-    left = [PassingFailure("no", progressed=progressed)] * times
+    left = [TransientFailure("no", progressed=progressed)] * times
 
     def attempt() -> str:
         if left:

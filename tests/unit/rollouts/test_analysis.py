@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.core.errors import InvalidArgument
 from nerite.rollouts.analysis import QUESTIONS, analysis_of, answer_of, question_of
 from nerite.rollouts.fleet_order import FleetLead, FleetOrder
 from nerite.rollouts.rollout import Rollout, RolloutReason, RolloutState
 from nerite.rollouts.run import RolloutRun
-from nerite.rollouts.spec import RolloutSpec
 
 SPEC = RolloutSpec("2", "1")
 

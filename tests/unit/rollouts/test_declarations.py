@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nerite.repository.catalogue import ROLLOUT_FILE, model_fingerprint
-from nerite.rollouts.declarations import Declarations, DeclaredRollout, declared_in, read_now
+from nerite.rollouts.declarations import Declarations, DeclaredRollout, baselines_in, read_now
 
 
 class Changes:
@@ -84,8 +84,8 @@ def test_what_is_declared_before_the_start(tmp_path: Path) -> None:
     Changes(tmp_path, "m", "n", "o")
     (tmp_path / "m" / ROLLOUT_FILE).write_text('to = "2"\nfrom = "1"')
     (tmp_path / "n" / ROLLOUT_FILE).write_text("to = ")
-    found = declared_in([str(tmp_path), "s3://bucket/models"])
-    assert {model: spec.baseline for model, spec in found.items()} == {"m": "1"}
+    (tmp_path / "o" / ROLLOUT_FILE).write_text('to = "2"')
+    assert baselines_in([str(tmp_path), "s3://bucket/models"]) == {"m": "1"}
 
 
 def test_a_change_of_the_file_reloads_nothing(tmp_path: Path) -> None:

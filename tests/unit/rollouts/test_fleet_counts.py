@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.judge.counts import CountRow
 from nerite.judge.gates import parse_gate
 from nerite.judge.judge import Judge
 from nerite.judge.outcome import Outcome, Stratum
 from nerite.observability.exposition import Page
 from nerite.rollouts import metrics
-from nerite.rollouts.fleet_counts import COUNTERS, INFO, FleetCounts
+from nerite.rollouts.fleet_counts import COUNTERS, INFO, FleetCounts, samples_of, table_of
 from nerite.rollouts.fleet_order import FleetLead, FleetOrder
 from nerite.rollouts.record import RolloutRecord
 from nerite.rollouts.rollout import Rollout
 from nerite.rollouts.run import RolloutRun
-from nerite.rollouts.spec import RolloutSpec
 
 ID = "0123456789ab"
 SPEC = RolloutSpec("2", "1", gates=("errors", "p99"))
@@ -52,6 +53,16 @@ def samples(of: RolloutRecord, boot: str) -> list[tuple[Mapping[str, str], float
         pairs = {key: text.replace('\\"', '"') for key, text in re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)}
         found.append(({"__name__": name, **pairs}, float(value)))
     return found
+
+
+def test_what_replicas_tell_is_what_their_metrics_page_has() -> None:
+    told = record()
+    observed(told, outcomes(200))
+    assert told.run is not None
+    table = json.loads(json.dumps(table_of(told.run.counts())))
+    page = [(labels["boot"], value) for labels, value in samples(told, "b") if labels["__name__"] in COUNTERS]
+    assert len(page) == len(list(samples_of(table, "b")))
+    assert FleetCounts().take(samples_of(table, "b")) == FleetCounts().take(samples(told, "b"))
 
 
 def observed(of: RolloutRecord, seen: Iterator[Outcome]) -> None:

@@ -8,60 +8,17 @@ from typing import Any
 
 import pytest
 
+from fleet_server import Server
+from nerite.config.rollout_spec import AtDeadline, RolloutSpec, WhenLost
 from nerite.core.errors import Conflict, InvalidArgument
-from nerite.rollouts.fleet import LOST_NS, FleetRollout, Replica, WhenLost, order_under_way
-from nerite.rollouts.fleet_order import FleetLead, FleetOrder
+from nerite.rollouts.fleet import LOST_NS, FleetRollout, Replica, order_under_way
+from nerite.rollouts.fleet_order import FleetOrder
 from nerite.rollouts.rollout import Rollout, RolloutCommand, RolloutReason, RolloutState
 from nerite.rollouts.run import RolloutRun
-from nerite.rollouts.spec import AtDeadline, RolloutSpec
 
 SECOND = 1_000_000_000
 SPEC = RolloutSpec("2", "1", steps=(50.0, 75.0, 100.0), hold=10.0, requests=0, gates=("errors=+50%,5%",))
 ID = "0123456789ab"
-
-
-class Server:
-    """A replica without a server: does what it is told, as the controller does."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.run: RolloutRun | None = None
-        self.problem = ""
-        self.blocked = ""
-        self.checks = True
-        self.ready = True
-
-    def hear(self, order: FleetOrder, now: int) -> Replica:
-        if self.problem:
-            return Replica(self.problem)
-        order = FleetOrder.of_json(order.as_json())
-        if self.run is None or self.run.id != order.id:
-            self.run = RolloutRun("m", order.id, order.rollout.spec, order.started)
-            self.run.lead = FleetLead(order, now)
-        lead, rollout = self.run.lead, self.run.rollout
-        assert lead is not None
-        lead.hear(order, now)
-        if self.blocked and rollout.state is RolloutState.CHECKING:
-            self.run.text = rollout.block(self.blocked).text
-        lead.checked = lead.checked or self.checks
-        if lead.checked and (order.rollout.state.is_end or not rollout.state.is_end):
-            rollout.follow(order.rollout, order.text)
-        return self.replica(now)
-
-    def replica(self, now: int) -> Replica:
-        if self.run is None:
-            return Replica()
-        assert self.run.lead is not None
-        fleet = {**self.run.lead.status(now), "boot": f"boot of {self.name}"}
-        return Replica.of_status({**self.run.status(), "ready": self.ready, "fleet": fleet})
-
-    @property
-    def weight(self) -> float:
-        return 0.0 if self.run is None else self.run.rollout.weight
-
-    def end(self, state: RolloutState, reason: RolloutReason, text: str) -> None:
-        assert self.run is not None
-        self.run.text = self.run.rollout.end(state, reason, text).text
 
 
 class World:
@@ -446,3 +403,81 @@ def test_what_a_replica_keeps_outlives_a_restart() -> None:
     assert lead is not None and lead.leads(world.now + 60 * SECOND) and not lead.leads(world.now + 61 * SECOND)
     with pytest.raises(Conflict, match="is silent for 61 s"):
         lead.ask(RolloutCommand.PROMOTE, "w", world.now + 61 * SECOND, force=True)
+
+
+def declared(world: World, spec: RolloutSpec, number: str = ID) -> FleetRollout:
+    """Return the rollout that a router leads whose cluster file asks for it."""
+    found = {name: server.replica(world.now) for name, server in world.servers.items()}
+    world.fleet = FleetRollout.of_declaration(
+        "m", spec, found, number, "2026-01-01T00:00:00Z", lease=30.0, when_lost=WhenLost.HOLD
+    )
+    return world.fleet
+
+
+OTHER = "fedcba987654"
+
+
+def test_what_is_declared_is_acted_on_once() -> None:
+    world = World()
+    declared(world, SPEC)
+    world.look()
+    world.look()
+    assert world.weights == [50, 50, 50]
+    assert declared(world, SPEC, OTHER).id == ID, "another router goes on with it"
+    world.servers["a"].end(RolloutState.ABORTED, RolloutReason.OPERATOR, "an operator aborted the rollout")
+    world.look()
+    world.look()
+    assert world.fleet.rollout.state is RolloutState.ABORTED
+    again = declared(world, SPEC, OTHER)
+    assert (again.id, again.rollout.state) == (ID, RolloutState.ABORTED), "it is not started again"
+    world.servers["d"] = Server("d")
+    world.look()
+    assert world.servers["d"].run is not None and world.servers["d"].run.rollout.state is RolloutState.ABORTED
+
+
+def test_a_change_of_what_is_declared_begins_another_rollout() -> None:
+    world = World()
+    declared(world, SPEC)
+    world.look()
+    world.look()
+    changed = declared(world, replace(SPEC, hold=20.0), OTHER)
+    assert (changed.id, changed.rollout.state, changed.order("a").term) == (OTHER, RolloutState.CHECKING, 2)
+    world.look()
+    assert declared(world, SPEC, "0" * 12).id == "0" * 12, "to change it back is a change, too"
+
+
+def test_a_version_that_was_promoted_before_is_not_rolled_out_again() -> None:
+    world = World()
+    declared(world, SPEC)
+    world.look()
+    for server in world.servers.values():
+        server.end(RolloutState.PROMOTED, RolloutReason.FORCED, "an operator promoted the candidate")
+    changed = declared(world, replace(SPEC, hold=20.0), OTHER)
+    assert (changed.id, changed.rollout.state) == (OTHER, RolloutState.PROMOTED)
+    assert declared(world, replace(SPEC, to="3"), OTHER).rollout.state is RolloutState.CHECKING
+
+
+def test_rollouts_of_operators_hold() -> None:
+    world = World()
+    declared(world, SPEC)
+    world.look()
+    own = world.servers["b"]
+    own.run = RolloutRun("m", OTHER, replace(SPEC, to="3"), "now")
+    for server in world.servers.values():
+        server.run = own.run
+    with pytest.raises(Conflict, match="a has a rollout of its own, which is checking"):
+        declared(world, replace(SPEC, to="4"))
+    own.end(RolloutState.ROLLED_BACK, RolloutReason.WORSE, "worse")
+    with pytest.raises(Conflict, match="a has had another rollout since"):
+        declared(world, SPEC)
+    assert declared(world, replace(SPEC, to="4")).rollout.state is RolloutState.CHECKING
+
+
+def test_a_router_with_a_later_file_overtakes_an_earlier_one() -> None:
+    world = World()
+    earlier = declared(world, SPEC)
+    world.look()
+    later = declared(world, replace(SPEC, to="3"), OTHER)
+    assert earlier.overtaken(later.order("a")) == "a later cluster file asks for another"
+    assert later.overtaken(earlier.order("a")) == "" == later.overtaken(None)
+    assert earlier.overtaken(declared(world, SPEC).order("a")) == "another router does"

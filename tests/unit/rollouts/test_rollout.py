@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nerite.config.rollout_spec import AtDeadline, RolloutSpec, spec_of
 from nerite.core.errors import Conflict
 from nerite.rollouts.rollout import (
     UNREADY_NS,
@@ -18,7 +19,6 @@ from nerite.rollouts.rollout import (
     RolloutReason,
     RolloutState,
 )
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, spec_of
 
 SECOND = 1_000_000_000
 HOLD = 60

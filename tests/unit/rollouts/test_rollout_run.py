@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.judge.outcome import Outcome
 from nerite.observability.exposition import Page
 from nerite.rollouts import metrics
@@ -14,7 +15,6 @@ from nerite.rollouts.arm_outcomes import ArmOutcomes
 from nerite.rollouts.record import MAX_HISTORY, RolloutRecord
 from nerite.rollouts.rollout import RolloutCommand, RolloutFindings, RolloutReason, RolloutState
 from nerite.rollouts.run import ArmGauges, RolloutRun
-from nerite.rollouts.spec import RolloutSpec
 from nerite.scheduling.weighted_route import RouteArm, RouteShadow
 
 SECOND = 1_000_000_000

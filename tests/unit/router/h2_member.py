@@ -55,6 +55,8 @@ class Member(asyncio.Protocol):
         self.h2.local_settings = h2.settings.Settings(client=False, initial_values=self.server.settings)
         if self.server.greets:
             self.h2.initiate_connection()
+            if self.server.leaves:
+                self.h2.close_connection()
             self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -78,8 +80,10 @@ class Member(asyncio.Protocol):
 class Server:
     """A member; ``ended`` are the streams whose request is complete."""
 
-    def __init__(self, *, greets: bool = True, answers: bool = True, **settings: int) -> None:
+    def __init__(self, *, greets: bool = True, answers: bool = True, leaves: bool = False, **settings: int) -> None:
+        """``leaves``: it says goodbye to each connection at once."""
         self.greets = greets
+        self.leaves = leaves
         self.answers = answers
         self.reads = True
         self.settings = {getattr(h2.settings.SettingCodes, key): value for key, value in settings.items()}

@@ -24,8 +24,9 @@ def body(document: Any) -> memoryview:
 def test_what_is_found(padding: str) -> None:
     facts = openai_facts(
         body({"messages": [{"role": "user", "content": padding + '"model":"no"'}], "model": "m", "stream": True,
-              "max_tokens": 5, "user": "u", "n": 2, "other": {"model": "no"}})
+              "max_tokens": 5, "user": "u", "n": 2, "previous_response_id": "resp_1", "other": {"model": "no"}})
     )  # fmt: skip
+    assert facts.continues == "resp_1"
     assert facts[:4] == ("m", True, 10.0, "u")
     assert bytes(facts.prompt).lstrip(b'"messages: ').startswith(b"[{")
 

@@ -20,7 +20,7 @@ from nerite.cluster.settings import MemberSource, PoolSettings, RouterSettings
 from nerite.router.grpc_port import RouterGrpcPort
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import PoolTable, RouterPool
-from nerite.router.scaling import RouterScaling
+from nerite.router.scaling import RouterScaling, ScaledPool
 from nerite.transports.limits import TransportLimits
 
 # The messages as KEDA documents them, with their own names and numbers: ours must be the same on the wire.
@@ -160,6 +160,22 @@ def test_activity_is_pushed_when_it_changes() -> None:
         stream.cancel()
 
     scaler(work)
+
+
+def test_an_observer_that_raises_keeps_no_change_from_the_others() -> None:
+    def broken() -> Callable[[ScaledPool], None]:
+        def changed(scaled: ScaledPool) -> None:
+            raise ZeroDivisionError
+
+        return changed
+
+    told: list[ScaledPool] = []
+    pool = RouterPool(PoolSettings("p", MemberSource(), scaling=ScalingPolicy(concurrency=1.0)))
+    scaling = RouterScaling([pool])
+    for observer in (*(broken() for _ in range(8)), told.append):
+        scaling.observe(observer)
+    scaling.tell(scaling.scaled["p"])
+    assert told == [scaling.scaled["p"]]
 
 
 def test_a_stream_ends_when_the_router_stops() -> None:

@@ -53,6 +53,22 @@ def test_calls_share_a_connection() -> None:
     with_server(server, work)
 
 
+def test_a_member_that_says_goodbye_at_once_takes_no_calls() -> None:
+    """It is not asked again and again."""
+    server = Server(leaves=True)
+
+    async def work(channel: GrpcChannel) -> None:
+        sinks = [start(channel, b"question")[1] for _ in range(3)]
+        for sink in sinks:
+            await sink.over.wait()
+            why, unprocessed = sink.told
+            assert unprocessed
+            assert str(why).endswith("it ended the connection with NO_ERROR")
+        assert len(server.members) == 1
+
+    with_server(server, work)
+
+
 def test_more_connections_when_streams_run_out() -> None:
     server = Server(answers=False, MAX_CONCURRENT_STREAMS=2)
 
@@ -122,6 +138,34 @@ def test_nobody_listens() -> None:
         await sink.over.wait()
         why, unprocessed = sink.told
         assert unprocessed is True and address in why
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_every_call_is_told_that_no_connection_can_be_opened_whatever_the_reason() -> None:
+    async def main() -> None:
+        channel = GrpcChannel("no\0host:1", 5.0)  # refused with an exception that is no error of the system
+        for _ in range(2):
+            sinks = [start(channel, b"x")[1] for _ in range(2)]
+            for sink in sinks:
+                await asyncio.wait_for(sink.over.wait(), 5)
+                assert "cannot be reached" in str(sink.told[0]) and sink.told[1] is True
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_sink_that_raises_does_not_keep_the_loss_from_other_calls() -> None:
+    class Broken(Sink):
+        def call_lost(self, why: str, unprocessed: bool) -> None:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        channel = GrpcChannel("", 5.0)
+        channel.start(BLOCK, Broken())
+        _, sink = start(channel, b"x")
+        await asyncio.wait_for(sink.over.wait(), 5)
         channel.close()
 
     asyncio.run(main())

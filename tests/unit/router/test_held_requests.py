@@ -148,6 +148,41 @@ def test_held_requests_go_on_when_members_change() -> None:
     asyncio.run(play())
 
 
+def test_a_request_that_cannot_go_on_keeps_nobody_waiting() -> None:
+    class Broken(Request):
+        def go_on(self) -> bool:
+            raise ZeroDivisionError
+
+    async def play() -> None:
+        held, pool, log = HeldRequests(), Pool(), list[str]()
+        broken = Broken()
+        for each in (broken, Request("a", log)):
+            hold(held, pool, each)
+        hold(held, pool, Request("b", log), model="n")
+        held.offer_soon()
+        await asyncio.sleep(0)
+        assert log == ["a", "b"]
+        assert ["internal error" in error.message for error in broken.told] == [True]
+        assert (pool.held, pool.holds) == (0, {"refused": 1, "served": 2})
+
+    asyncio.run(play())
+
+
+def test_a_refusal_that_fails_keeps_no_other_from_being_told() -> None:
+    class Broken(Request):
+        def give_up(self, error: NeriteError) -> None:
+            raise ZeroDivisionError
+
+    async def play() -> None:
+        held, pool, request = HeldRequests(), Pool(hold_timeout=0.01), Request()
+        for each in (Broken(), request):
+            hold(held, pool, each)
+        await asyncio.wait_for(request.ended.wait(), 10)
+        assert (pool.held, pool.holds) == (0, {"timeout": 2})
+
+    asyncio.run(play())
+
+
 def test_too_many_are_refused() -> None:
     async def play() -> None:
         held, pool = HeldRequests(), Pool(most_held=1)

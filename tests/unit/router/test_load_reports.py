@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from base64 import b64encode
 
 import hpack
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from nerite.balancing.member import LoadReport
 from nerite.core.engine_report import EngineReport
-from nerite.router.load_reports import BINARY, load_report_in
+from nerite.router.load_reports import BINARY, load_report, load_report_in
 from nerite.transports.engine_load import load_trailer_of
 
 
@@ -58,3 +59,15 @@ def test_what_says_nothing(trailer: bytes) -> None:
 def test_any_message(message: bytes) -> None:
     told = load_report_in(b64encode(message))
     assert told is None or isinstance(told, LoadReport)
+
+
+@pytest.mark.parametrize("number", ["1e309", "-inf", "nan", "-1", "1e30", "1000001"])
+def test_figures_that_no_server_can_mean_are_not_taken(number: str) -> None:
+    assert load_report(f"TEXT named_metrics.num_requests_waiting={number}".encode()) is None
+    told = load_report(f"TEXT num_requests_waiting={number},num_requests_running=2,kv_cache_usage_perc=1.5".encode())
+    assert told is not None
+    assert told.running == 2
+    assert math.isnan(told.waiting)
+    assert math.isnan(told.kv_used)
+    entry = b"\x0a\x14num_requests_waiting\x11" + struct.pack("<d", float(number))
+    assert load_report_in(b64encode(b"\x42" + bytes((len(entry),)) + entry)) is None

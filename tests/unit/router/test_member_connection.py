@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from nerite.router import member_connection
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.response_body import ChunkScanner
-from nerite.router.response_head import ResponseHead, ResponseHeads
+from nerite.router.response_head import MAX_RESPONSE_HEAD, ResponseHead, ResponseHeads
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
 
@@ -52,6 +53,7 @@ class Taker:
 
     def __init__(self, connection: MemberConnection, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.told: list[str] = []
+        self.refused = asyncio.Event()
         self.data = b""
         self._connection = connection
         self._meanwhile = meanwhile
@@ -61,6 +63,7 @@ class Taker:
 
     def unconnected(self, cause: str) -> None:
         self.told.append(cause)
+        self.refused.set()
 
     def take_whole(self, head: ResponseHead, load: bytes, body: Any) -> None:
         self.data += bytes(body)
@@ -106,6 +109,18 @@ def test_a_response_that_ends_while_its_client_is_slow_leaves_the_connection_rea
         assert transport.reading
 
     run(work)
+
+
+def test_who_waits_is_told_that_no_connection_can_be_opened_whatever_the_reason() -> None:
+    async def main() -> None:
+        owner = MemberConnections("[::1%no\0scope]:1", ResponseHeads(), 2.0)
+        taker = Taker(cast(Any, None))
+        owner.acquire(taker)
+        await asyncio.wait_for(taker.refused.wait(), 5)
+        assert "cannot be reached" in taker.told[0]
+        assert owner.open == 0
+
+    asyncio.run(main())
 
 
 def test_a_kept_connection_goes_to_who_waits() -> None:
@@ -213,5 +228,73 @@ def test_a_retired_member_keeps_no_connection() -> None:
         assert not busy_transport.aborted
         busy.data_received(OK + b"data")
         assert busy_transport.aborted
+
+    run(work)
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+def test_a_head_that_is_too_long(pieces: int) -> None:
+    """However it comes."""
+
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        taker = Taker(connection)
+        connection.request(taker, [b"a"])
+        head = OK.replace(b"\r\n\r\n", b"\r\nA: %b\r\n\r\n" % (b"a" * MAX_RESPONSE_HEAD)) + b"data"
+        for at in range(0, len(head), len(head) // pieces):
+            connection.data_received(head[at : at + len(head) // pieces])
+            if transport.aborted:
+                break
+        assert taker.told == [f"sent a head of more than {MAX_RESPONSE_HEAD} bytes"]
+
+    run(work)
+
+
+def test_interim_responses() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, _ = opened(owner)
+        for _ in range(3):
+            taker = Taker(connection)
+            connection.request(taker, [b"a"])
+            connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + OK + b"data")
+            assert taker.told == ["whole"]
+        connection.request(taker, [b"a"])
+        connection.data_received(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 200)
+        assert taker.told[1:] == ["sent more than 100 interim responses"]
+
+    run(work)
+
+
+def test_everybody_who_waits_is_told_that_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_connection, "MAX_CONNECTIONS", 2)
+
+    async def work(owner: MemberConnections) -> None:
+        takers = [Taker(cast(Any, None)) for _ in range(7)]
+        for taker in takers:
+            owner.acquire(taker)
+        async with asyncio.timeout(5.0):
+            for taker in takers:
+                await taker.refused.wait()
+        assert {len(taker.told) for taker in takers} == {1}
+        assert owner.open == 0
+
+    run(work)
+
+
+def test_connections_that_are_lost_are_replaced_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_connection, "MAX_CONNECTIONS", 2)
+
+    async def work(owner: MemberConnections) -> None:
+        lost = [opened(owner)[0] for _ in range(2)]
+        for connection in lost:
+            connection.request(Taker(connection), [b"a"])
+        takers = [Taker(cast(Any, None)) for _ in range(5)]
+        for taker in takers:
+            owner.acquire(taker)
+        for connection in lost:
+            connection.connection_lost(None)
+        async with asyncio.timeout(5.0):
+            for taker in takers:
+                await taker.refused.wait()
 
     run(work)

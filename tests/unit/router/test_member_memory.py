@@ -32,3 +32,4 @@ def test_what_is_no_number_is_left_out() -> None:
     assert memory_figures(b"nv_cpu_memory_total_bytes 1e+\nnv_cpu_memory_total_bytes NaN\n\xff") == (0, {})
     assert memory_figures(b'nerite_model_memory_bytes{model="\xff"} 1\n').models == {"�": 1}
     assert memory_figures(b"nv_cpu_memory_total_bytes 9e999\n").total <= 2**60
+    assert memory_figures(b'nerite_model_memory_bytes{model="a"} 9e999\n').models == {"a": 2**60}

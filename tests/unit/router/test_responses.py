@@ -104,7 +104,11 @@ def test_chunks_in_any_pieces(data: list[bytes], cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"x\r\n", b"5\n", b"1\r\nab\r\n", b"-1\r\n", b"5" * 5000, b"1" * 16 + b"\r\n", b"1\r\naX\n"]
+    "text",
+    [
+        *(b"x\r\n", b"5\n", b"1\r\nab\r\n", b"-1\r\n", b"5" * 5000, b"1" * 16 + b"\r\n", b"1\r\naX\n"),
+        b"0\r\n" + b"a: b\r\n" * 20_000,
+    ],
 )
 def test_bad_chunks(text: bytes) -> None:
     with pytest.raises(BadResponse):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles import Caller
+from nerite.config.sticky_key import StickyKey
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.request import InferenceRequest, RequestHeader
@@ -16,7 +17,7 @@ from nerite.inference_entry import InferenceEntry
 from nerite.regions import SharedMemoryRegions
 from nerite.repository.load_waits import LoadWaits
 from nerite.routes.table import RouteTable
-from nerite.scheduling.weighted_route import RouteArm, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 
 class FakeVersion:

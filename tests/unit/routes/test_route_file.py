@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nerite.config.sticky_key import StickyKey
 from nerite.core.errors import InvalidArgument
 from nerite.routes.route_file import parse_route_file, read_route_file, route_from_json, route_to_json
-from nerite.scheduling.weighted_route import RouteArm, RouteShadow, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import RouteArm, RouteShadow, WeightedRoute
 
 VERSIONS = """
 # Nine of ten.

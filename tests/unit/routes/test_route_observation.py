@@ -23,7 +23,7 @@ from nerite.core.execution_observer import ForwardingSink
 from nerite.core.request import InferenceRequest
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.judge.outcome import Outcome, Stratum
-from nerite.routes.observation import HandOver
+from nerite.routes.observation import ArmFallback
 
 PART = InferenceResponse(ResponseHeader("m", "1", ()))
 
@@ -169,7 +169,7 @@ def lost(entry: Entry, *, observed: bool = False) -> tuple[InferenceRequest, Cal
     stage = request.sink = Stage(request.sink)
     split = entry.split("m")
     assert split is not None and split.has_other(request)
-    HandOver(request, split.again)
+    ArmFallback(request, split.again)
     return request, caller, stage
 
 
@@ -194,7 +194,7 @@ def test_without_another_arm_the_error_is_the_answer(entry: Entry) -> None:
     request = entry.ask(head())
     caller = request.sink
     assert isinstance(caller, Caller)
-    HandOver(request, lambda _: False)
+    ArmFallback(request, lambda _: False)
     request.respond(error := InferenceResponse.failed(Internal("the worker died")))
     assert [response for _, response, _ in caller.answers] == [error]
     assert request.finished

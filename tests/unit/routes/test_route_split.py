@@ -53,6 +53,14 @@ def test_a_header_that_repeats_is_one_header_for_each_arm() -> None:
     assert len({id(each.header) for version in entry.versions.values() for each in version.requests}) == 2
 
 
+def test_a_request_is_answered_whatever_fails_while_its_version_is_found() -> None:
+    class Broken(Entry):
+        def _running(self, model: str, version: str, namespace: str) -> Any:
+            raise ZeroDivisionError
+
+    assert "internal error" in str(refusal(Broken().ask(head())))
+
+
 def test_a_request_that_names_a_version_gets_that_version() -> None:
     entry = Entry()
     entry.route(0, 1)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.scheduling.stall_detectors import ExponentialBackoff
+from nerite.scheduling.backoff import ExponentialBackoff
 
 
 def test_the_first_failure_is_tried_again_at_once_the_next_ones_after_doubled_waits() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nerite.scheduling.stall_detectors import LoopStallDetector, News, What
+from nerite.scheduling.stall_detectors import LoopStallDetector, StallKind, StallReport
 
 MS = 1_000_000
 LIMIT = 1000 * MS
@@ -15,7 +15,7 @@ class Watched:
         self.now = 5 * LIMIT
         self.watch = LoopStallDetector(LIMIT, self.now)
 
-    def run(self, times: int, *, answers: bool = True) -> list[News]:
+    def run(self, times: int, *, answers: bool = True) -> list[StallReport]:
         news = []
         for _ in range(times):
             if answers:
@@ -45,10 +45,10 @@ def test_a_stall_is_told_once_and_when_it_is_over() -> None:
     watched = Watched()
     watched.run(3)
     (told,) = watched.run(100, answers=False)
-    assert (told.what, told.untold) == (What.STANDS, 0)
+    assert (told.kind, told.untold) == (StallKind.BLOCKED, 0)
     assert LIMIT < told.nanoseconds <= LIMIT + 2 * watched.watch.period
     (over,) = watched.run(3)
-    assert over.what is What.WENT_ON
+    assert over.kind is StallKind.ENDED
     assert over.nanoseconds == 101 * watched.watch.period
 
 
@@ -61,7 +61,7 @@ def test_the_next_ones_are_counted_for_a_while() -> None:
         assert watched.run(4) == [], "who was not told of it need not know that it is over"
     watched.run(4 * 60)
     (told,) = watched.run(8, answers=False)
-    assert (told.what, told.untold) == (What.STANDS, 3)
+    assert (told.kind, told.untold) == (StallKind.BLOCKED, 3)
 
 
 def test_one_that_goes_on_when_others_may_be_told_again() -> None:
@@ -69,10 +69,10 @@ def test_one_that_goes_on_when_others_may_be_told_again() -> None:
     watched.run(8, answers=False)
     watched.run(4)
     (told,) = watched.run(4 * 100, answers=False)
-    assert (told.what, told.untold) == (What.STANDS, 0)
+    assert (told.kind, told.untold) == (StallKind.BLOCKED, 0)
     assert 50 * LIMIT < told.nanoseconds <= 60 * LIMIT
     (over,) = watched.run(3)
-    assert over.what is What.WENT_ON
+    assert over.kind is StallKind.ENDED
 
 
 def test_a_process_that_was_stopped_is_no_stall_of_the_loop() -> None:
@@ -80,7 +80,7 @@ def test_a_process_that_was_stopped_is_no_stall_of_the_loop() -> None:
     watched.run(1)
     watched.now += 30 * LIMIT
     news = watched.watch.check(watched.now)
-    assert news == News(What.STOOD_STILL, 30 * LIMIT)
+    assert news == StallReport(StallKind.PROCESS_STALLED, 30 * LIMIT)
     assert watched.run(4) == []
 
 
@@ -89,7 +89,7 @@ def test_a_process_that_was_stopped_in_a_stall() -> None:
     assert len(watched.run(8, answers=False)) == 1
     watched.now += 30 * LIMIT
     news = watched.watch.check(watched.now)
-    assert news is not None and news.what is What.STOOD_STILL, "another kind of news"
+    assert news is not None and news.kind is StallKind.PROCESS_STALLED, "another kind of news"
     assert watched.run(10) == []
     watched.now += 30 * LIMIT
     assert watched.watch.check(watched.now) is None, "there was news of the kind just now"

@@ -7,15 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nerite.scheduling.model_residency import (
-    HOST,
-    PASSING_NS,
-    Activity,
-    ModelResidency,
-    Residence,
-    ResidencyOrder,
-    Step,
-)
+from nerite.scheduling.model_residency import PASSING_NS, Activity, ModelResidency, ResidencyOrder, Step
+from nerite.scheduling.residency_table import HOST, Residence
 
 SECOND = 1_000_000_000
 IDLE: Callable[[str], Activity] = lambda name: Activity.IDLE  # noqa: E731
@@ -60,6 +53,19 @@ def test_the_least_recently_used_goes_and_the_load_waits_until_it_is_gone() -> N
     assert made.decide(21, IDLE) == []
     made.unloaded("b")
     assert steps(made.decide(22, IDLE)) == [(Step.LOAD, "c")]
+
+
+def test_what_a_pinned_model_needs_is_pinned_as_long_as_that_is_so() -> None:
+    made = residency(100, inner=10, other=10)
+    made.describe("outer", {}, ["inner", "late"], pinned=True)
+    assert [made.is_pinned(name) for name in ("outer", "inner", "other")] == [True, True, False]
+    made.describe("late", {HOST: 5}, ["other"])
+    assert made.is_pinned("late")
+    assert made.is_pinned("other")
+    made.describe("outer", {}, ["inner"], pinned=True)
+    assert [made.is_pinned(name) for name in ("inner", "late", "other")] == [True, False, False]
+    made.forget("outer")
+    assert not made.is_pinned("inner")
 
 
 def test_no_more_are_evicted_than_are_needed() -> None:
@@ -208,12 +214,83 @@ def test_one_that_was_not_evicted_after_all_is_used_again() -> None:
     assert steps(made.decide(11, IDLE)) == [(Step.EVICT, "a")]
 
 
+def on_gpu(host: int, gpu: int = 100, **sizes: int) -> ModelResidency:
+    """Models that take their size of a GPU, and asleep as much of the host."""
+    made = ModelResidency({HOST: host, "GPU 0": gpu}, 4)
+    for name, size in sizes.items():
+        made.describe(name, {HOST: 1, "GPU 0": size})
+        made.can_sleep(name, {HOST: 1 + size, "GPU 0": 2})
+    return made
+
+
+def test_a_model_that_can_sleep_does_so_and_is_woken() -> None:
+    made = on_gpu(200, a=60, b=60)
+    in_memory(made, "a")
+    made.want("b", 0, 10)
+    assert steps(made.decide(10, IDLE)) == [(Step.SLEEP, "a")]
+    assert made.used_bytes() == {HOST: 61, "GPU 0": 60}, "the host's memory is reserved before the GPU's is free"
+    assert made.decide(11, IDLE) == []
+    made.fell_asleep("a", {HOST: 70, "GPU 0": 5})
+    assert made.used_bytes() == {HOST: 70, "GPU 0": 5}
+    assert steps(made.decide(12, IDLE)) == [(Step.LOAD, "b")]
+    in_memory(made, "b", now=13)
+    made.want("a", 0, 14)
+    assert steps(made.decide(14, IDLE)) == [(Step.SLEEP, "b")]
+    made.fell_asleep("b", {HOST: 61, "GPU 0": 2})
+    assert steps(made.decide(15, IDLE)) == [(Step.LOAD, "a")], "it needs 55 more, of which 93 are free"
+    assert made.used_bytes() == {HOST: 131, "GPU 0": 62}
+    made.loaded("a", made.size("a"), 1.0, 16)
+    assert made.used_bytes() == {HOST: 62, "GPU 0": 62}
+
+
+def test_without_memory_of_the_host_it_is_evicted() -> None:
+    made = on_gpu(50, a=60, b=60)
+    in_memory(made, "a")
+    made.want("b", 0, 10)
+    assert steps(made.decide(10, IDLE)) == [(Step.EVICT, "a")]
+
+
+def test_one_that_has_slept_for_longer_leaves_the_memory_of_the_host_for_it() -> None:
+    made = on_gpu(150, a=60, b=60, c=60)
+    in_memory(made, "a", "b")
+    made.fell_asleep("a", {HOST: 61, "GPU 0": 2})
+    made.want("c", 0, 10)
+    assert steps(made.decide(10, IDLE)) == [(Step.SLEEP, "b")], "there is room for both"
+    made.fell_asleep("b", {HOST: 61, "GPU 0": 2})
+    assert steps(made.decide(11, IDLE)) == [(Step.LOAD, "c")]
+    in_memory(made, "c", now=12)
+    made.describe("d", {HOST: 1, "GPU 0": 60})
+    made.want("d", 0, 13)
+    assert steps(made.decide(13, IDLE)) == [(Step.EVICT, "a")]
+    assert made.decide(14, IDLE) == [], "its memory is not free yet"
+    made.unloaded("a")
+    assert steps(made.decide(15, IDLE)) == [(Step.SLEEP, "c")]
+
+
+def test_it_sleeps_for_its_keep_alive_at_most() -> None:
+    made = on_gpu(200, a=60)
+    made.describe("a", {}, keep_alive_ns=5 * SECOND)
+    made.loaded("a", {HOST: 1, "GPU 0": 60}, 1.0, 0)
+    made.fell_asleep("a", {HOST: 61, "GPU 0": 2})
+    assert made.next_change_ns(SECOND) == 5 * SECOND
+    assert made.decide(4 * SECOND, IDLE) == []
+    assert steps(made.decide(5 * SECOND, IDLE)) == [(Step.EVICT, "a")]
+
+
+def test_a_model_that_an_ensemble_in_memory_needs_does_not_sleep() -> None:
+    made = on_gpu(200, a=60, b=60)
+    made.describe("both", {}, ["a"])
+    in_memory(made, "a", "both")
+    made.want("b", 0, 10)
+    assert steps(made.decide(10, IDLE)) == [(Step.EVICT, "both"), (Step.EVICT, "a")]
+
+
 class Simulation:
     """A server whose models are asked for at random, whose requests take a while, and that follows every order."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.budget = {HOST: 1000, "GPU 0": 600}
+        self.budget = {HOST: 1000 + seed % 3 * 1500, "GPU 0": 600}
         self.residency = ModelResidency(self.budget, self.random.randint(1, 4))
         self.names = [f"model{number}" for number in range(30)]
         for number, name in enumerate(self.names):
@@ -221,6 +298,8 @@ class Simulation:
             if number % 3 == 0:
                 size["GPU 0"] = self.random.randint(10, 300)
             self.residency.describe(name, size, pinned=number == 0, keep_alive_ns=number % 5 * 7 * SECOND)
+            if number % 6 == 0:
+                self.residency.can_sleep(name, {HOST: size[HOST] + size["GPU 0"], "GPU 0": 5})
         for number in range(4):
             name = f"ensemble{number}"
             self.residency.describe(name, {}, self.random.sample(self.names[1:], 2))
@@ -231,6 +310,7 @@ class Simulation:
         """Until when a model works."""
         self.ends: list[tuple[int, Callable[[], None]]] = []
         self.longest = 0
+        self.slept = 0
 
     def activity(self, name: str) -> Activity:
         """Steps of an ensemble keep its models busy from time to time, the ensemble all the time."""
@@ -248,6 +328,8 @@ class Simulation:
             for order in self.residency.decide(self.now, self.activity):
                 self.follow(order)
             used = self.residency.used_bytes()
+            for place in self.budget:
+                assert used.get(place, 0) == sum(self.residency.taken(each).get(place, 0) for each in self.residency)
             assert all(used.get(place, 0) <= limit for place, limit in self.budget.items()), used
 
     def ask(self) -> None:
@@ -283,10 +365,16 @@ class Simulation:
         else:
             needed = self.residency.needed_by(name)
             assert all(self.residency.residence(each) is Residence.LEAVING for each in needed), "nothing is left behind"
-            if order.step is Step.EVICT:
+            if order.step is not Step.DRAIN:
                 assert self.activity(name) is Activity.IDLE
             done = max(self.busy.get(name, 0), self.now) + self.random.randint(0, SECOND)
-            self.ends.append((done, lambda: self.residency.unloaded(name)))
+            end = self.fall_asleep if order.step is Step.SLEEP else self.residency.unloaded
+            self.ends.append((done, lambda: end(name)))
+
+    def fall_asleep(self, name: str) -> None:
+        size = self.residency.size(name)
+        self.residency.fell_asleep(name, {HOST: size[HOST] + size["GPU 0"], "GPU 0": 5})
+        self.slept += 1
 
 
 @pytest.mark.parametrize("seed", range(12))

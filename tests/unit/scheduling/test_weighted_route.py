@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 
+from nerite.config.sticky_key import KeySource, StickyKey
 from nerite.core.errors import InvalidArgument
-from nerite.scheduling.weighted_route import ArmChoice, KeySource, RouteArm, StickyKey, WeightedRoute
+from nerite.scheduling.weighted_route import ArmChoice, RouteArm, WeightedRoute
 
 KEYS = [f"user:{number}".encode() for number in range(100_000)]
 READY = (True, True)
@@ -116,8 +117,6 @@ def test_what_is_no_route_is_refused(arms: tuple[RouteArm, ...], why: str) -> No
         WeightedRoute("m", arms)
 
 
-def test_weights_are_replaced_in_order() -> None:
-    changed = route(90, 10).replace_weights(75, 25)
-    assert [arm.weight for arm in changed.arms] == [75, 25]
-    assert changed.candidate.label == "m:2"
+def test_the_last_arm_is_the_candidate() -> None:
+    assert route(90, 10).candidate.label == "m:2"
     assert [arm.weight for arm in route(10, 0, 90).by_weight] == [90, 10]

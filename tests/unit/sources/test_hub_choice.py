@@ -43,6 +43,18 @@ def test_openvino_comes_first_and_its_weights_are_no_pickles() -> None:
     assert taken(*own, *SETTINGS, "model.safetensors", "pytorch_model.bin") == {*own, *SETTINGS}
 
 
+def test_speech_and_images_of_openvino() -> None:
+    hears = [
+        f"openvino_{name}.{kind}" for name in ("encoder_model", "decoder_model", "vocoder") for kind in ("xml", "bin")
+    ]
+    assert taken(*hears, "config.json", "model.safetensors") == {*hears, "config.json"}
+    paints = [f"{part}/openvino_{part}.{kind}" for part in ("model", "unet") for kind in ("xml", "bin")]
+    more = ["model_index.json", "scheduler/scheduler_config.json", "unet/config.json"]
+    assert taken(*paints, *more, "unet/model.safetensors", "sd.safetensors", "README.md") == {*paints, *more}
+    with pytest.raises(InvalidArgument, match="diffusion pipeline for PyTorch, which has to be exported"):
+        taken("model_index.json", "unet/model.safetensors", "sd.safetensors")
+
+
 def test_one_of_several_gguf_files() -> None:
     assert taken("a-Q8_0.gguf", "config.json") == {"a-Q8_0.gguf"}
     several = ("a-Q8_0.gguf", "a-Q4_K_M.gguf", "a-F16.gguf")

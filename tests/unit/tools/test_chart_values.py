@@ -83,6 +83,29 @@ def test_the_router_scales_if_it_is_to() -> None:
     assert tomllib.loads(pool["toml"])["scaling"]["actuator"] == "kubernetes"
 
 
+RESOURCES = '[[pool]]\nname = "a"\nmodels = "s3://b/m"\n[pool.resources]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "made"),
+    [
+        ("cpus = 0.5", {}, {"resources": {"requests": {"cpu": "0.5"}}}),
+        ("gpus = 2", {}, {"numGpus": 2, "resources": {"requests": {"cpu": "1"}}}),
+        ("gpus = 0.5", {"a": 1}, {"numGpus": 1, "resources": {"requests": {"cpu": "1"}}}),
+        ("gpus = 2", {"": 0}, {"resources": {"requests": {"cpu": "1"}}}),
+        ("engine-places-gpus = true", {"": 8}, {"numGpus": 8, "resources": {"requests": {"cpu": "1"}}}),
+        (
+            'memory = "1GiB"',
+            {},
+            {"resources": {"requests": {"cpu": "1", "memory": "1073741824"}, "limits": {"memory": "1073741824"}}},
+        ),
+    ],
+)
+def test_resources(text: str, gpus: dict[str, int], made: dict[str, Any]) -> None:
+    (pool,) = values_of(RESOURCES + text, PodOptions(gpus=gpus))["pools"]
+    assert pool == {"name": "a", "replicaCount": 1, "repository": "s3://b/m", "toml": "", **made}
+
+
 MODELS = '[[pool]]\nname = "a"\nmodels = "models"\n'
 
 
@@ -111,6 +134,8 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "models"\n'
             PodOptions(claims={"": "c"}),
             "key in placement of pool 'a' names a file",
         ),
+        (RESOURCES + "gpus = 0.5", PodOptions(), "pool 'a' has 0.5 GPUs, and Kubernetes gives whole ones"),
+        (RESOURCES + "engine-places-gpus = true", PodOptions(), "which needs Ray: say how many GPUs each server has"),
     ],
 )
 def test_what_has_no_meaning_in_a_cluster(text: str, options: PodOptions, told: str) -> None:
@@ -134,3 +159,28 @@ def test_what_has_no_meaning_in_a_cluster(text: str, options: PodOptions, told: 
 def test_yaml_and_toml_read_as_they_were_written(value: dict[str, Any]) -> None:
     assert tomllib.loads(toml_of(value)) == value
     assert yaml.safe_load(yaml_of(value)) == value
+
+
+ROLLOUT = """
+[[pool]]
+name = "main"
+models = "s3://bucket/models"
+flags = ["--log-verbose=1"]
+
+[pool.rollout.models.resnet]
+from = "1"
+to = "2"
+gate = ["errors"]
+"""
+
+
+def test_a_rollout_is_led_by_the_router_and_servers_begin_with_its_baseline() -> None:
+    settings = parse_cluster(ROLLOUT)
+    values = chart_values(settings, tomllib.loads(ROLLOUT), "", PodOptions())
+    (pool,) = values["pools"]
+    assert pool["serverArgs"] == ["--rollout-baseline=resnet=1", "--log-verbose=1"]
+    (read,) = parse_cluster(f'[[pool]]\nname = "main"\nkubernetes = "models/main:http"\n{pool["toml"]}').pools
+    assert read.rollout == settings.pools[0].rollout
+    with_file = ROLLOUT.replace("[pool.rollout.models", '[pool.rollout]\nkey = "x-key=@key"\n[pool.rollout.models')
+    with pytest.raises(InvalidArgument, match="key in rollout of pool 'main' names a file"):
+        chart_values(parse_cluster(with_file), tomllib.loads(with_file), "", PodOptions())

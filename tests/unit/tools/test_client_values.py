@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from nerite.cli.command import UsageError
 from nerite.client import ModelDescription, TensorDescription
 from nerite.client.tensors import random_value, to_tensor
 from nerite.core import tensor as dtypes
+from nerite.core.errors import InvalidArgument
 from nerite.core.tensor import DataType
-from nerite.tools.client_infer import advice, given_shape, parameter, random_inputs, read_inputs
+from nerite.tools.client_infer import advice, parameter, random_inputs, read_inputs
+from nerite.tools.trial_inputs import add_shape_option
 
 NUMBERS = TensorDescription("numbers", "FP32", (-1, 3))
 PROMPT = TensorDescription("prompt", "BYTES", (-1, 1))
@@ -113,17 +116,18 @@ def test_no_example_of_what_nobody_would_write() -> None:
 
 
 def test_shapes_of_random_data() -> None:
-    assert given_shape("scope/x:0:3,224") == ("scope/x:0", (3, 224))
-    made = random_inputs([NUMBERS, IMAGE], {"numbers": (2, 3), "image": (5,)})
+    made = random_inputs([NUMBERS, IMAGE], {"numbers": (2, 3), "image": (5,)}, batching=False)
     assert {name: np.shape(value) for name, value in made.items()} == {"numbers": (2, 3), "image": (5,)}
-    # The batch may be left out.
-    assert np.shape(random_inputs([NUMBERS], {"numbers": (3,)})["numbers"]) == (1, 3)
-    with pytest.raises(UsageError) as caught:
-        random_inputs([NUMBERS], {"numbers": (2, 4)})
-    assert caught.value.text == "--shape: [2, 4] does not fit the input numbers (FP32 [-1, 3])."
-    with pytest.raises(UsageError) as caught:
-        random_inputs([NUMBERS], {"number": (3,)})
-    assert caught.value.remedy == "Inputs that do: numbers."
+    assert np.shape(random_inputs([NUMBERS], {"numbers": (3,)}, batching=True)["numbers"]) == (1, 3)
+    with pytest.raises(InvalidArgument, match="--shape numbers:2,3 does not fit the input numbers"):
+        random_inputs([NUMBERS], {"numbers": (2, 3)}, batching=True)
+
+
+@pytest.mark.parametrize(("text", "shape"), [("scope/x:0:3,224", ("scope/x:0", (3, 224))), ("x:", ("x", ()))])
+def test_shapes_on_the_command_line(text: str, shape: tuple[str, tuple[int, ...]]) -> None:
+    parser = argparse.ArgumentParser()
+    add_shape_option(parser)
+    assert parser.parse_args(["--shape", text]).shape == [shape]
 
 
 def test_which_models_generate_text() -> None:

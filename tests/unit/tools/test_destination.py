@@ -46,6 +46,8 @@ def test_where_the_repository_is(tmp_path: Path) -> None:
     assert repository_at("", {}) == Path("models")
     assert repository_at("", {"NERITE_MODEL_REPOSITORY": "/srv/a\n/srv/b"}) == Path("/srv/a")
     assert repository_at("here", {"NERITE_MODEL_REPOSITORY": "/srv/a"}) == Path("here")
+    with pytest.raises(InvalidArgument, match=r"is the name of a model.*\n.*nerite add hf:org/name"):
+        repository_at("hf:org/name", {})
     with pytest.raises(InvalidArgument, match="object store"):
         repository_at("s3://bucket/models", {})
     (tmp_path / "file").touch()

@@ -15,6 +15,7 @@ from nerite.tools.up.local_plan import (
     member_lines,
     plan_text,
     redis_address,
+    rollout_lines,
     server_process,
 )
 
@@ -130,6 +131,21 @@ def test_the_plan_is_a_line_for_each_process() -> None:
     assert [line.split()[:3] for line in lines] == [
         ["interactive/1", "nerite", "serve"], ["interactive/2", "nerite", "serve"], ["router", "nerite", "route"],
     ]  # fmt: skip
+
+
+ROLLOUT = '[[pool]]\nname = "a"\nmodels = "m"\nreplicas = 2\n[pool.rollout.models.resnet]\nfrom = "1"\nto = "2"\n'
+
+
+def test_servers_of_a_rollout_keep_its_state_apart_and_begin_with_the_baseline() -> None:
+    ports, settings = count(9000), parse_cluster(ROLLOUT)
+    first, second, router = local_plan(settings, lambda: next(ports), str, "/state/{}".format, nerite="nerite")
+    assert first.arguments[-2:] == ("--rollout-state=/state/a/1", "--rollout-baseline=resnet=1")
+    assert second.arguments[-2:] == ("--rollout-state=/state/a/2", "--rollout-baseline=resnet=1")
+    assert not any("rollout" in word for word in router.arguments)
+    assert rollout_lines(settings) == [
+        "rollout of resnet in pool a: version 1 to 2, 1, 5, 25, 50, 100 % of the requests, each held for 5m and 20 "
+        "requests, gates errors, p99, stay after 2h"
+    ]
 
 
 def test_flags_are_of_local_servers_only() -> None:

@@ -112,7 +112,7 @@ def test_what_a_model_is(run: Run, repository: Path) -> None:
     assert "http://gpu-3:8000/v2/models/whole/versions/2/infer" in out
     assert """nerite client --url gpu-3:8000 infer whole --random --version 2""" in out
     snippet = json.loads(run("show", "whole", "--model-repository", repository, "--json")[1])["snippets"]["Python"]
-    assert '"x": np.zeros((1, 3, 1), np.float32)' in snippet
+    assert '"x": np.zeros((1, 3, 128), np.float32)' in snippet
     assert '"text": np.full((1, 1), "text", object)' in snippet
     compile(snippet, "snippet", "exec")
 

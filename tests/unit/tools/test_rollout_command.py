@@ -9,7 +9,7 @@ import pytest
 
 from nerite.client import ClientError
 from nerite.client.connection import Unreachable
-from nerite.rollouts.spec import RolloutSpec
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.tools.rollout import command, view, watch
 
 STATUS: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_the_view_of_a_shadow() -> None:
     }  # fmt: skip
     spec = {**status()["spec"], "shadow": "10%"}
     lines = view.frame(status(shadowing=True, weight=0, spec=spec, shadow=shadow), width=200)
-    assert lines[0].endswith("answers nobody, is sent 10%")
+    assert lines[0].endswith("answers no client, is sent 10%")
     assert lines[1] == "steps: [shadow 10%] > 1% > 5% > 25% > 50% > 100%"
     assert (
         "shadow: 1,000 answers compared, 90.00% agree, 900 equal, 100 different, labels 50.00%, "

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nerite.cli.command import UsageError
-from nerite.rollouts.spec import RolloutSpec
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.tools.rollout.command import run as rollout
 from nerite.tools.rollout.fleet import run_fleet
 from nerite.tools.rollout.gateway import gateway_route
@@ -40,10 +40,24 @@ def test_replicas_are_the_addresses_of_a_name() -> None:
     assert source.problem == ""
 
 
-@pytest.mark.parametrize(("fixed", "where"), [([], ""), ([], "dns:name"), ([], "dns::8000"), ([], "dns:name:http")])
-def test_no_way_to_find_replicas(fixed: list[str], where: str) -> None:
-    with pytest.raises(UsageError, match="dns:NAME:PORT"):
-        ReplicaSource(fixed, where)
+@pytest.mark.parametrize("where", ["pool:127.0.0.1:1/main", "pool:[::1]:1/main"])
+def test_a_router_that_does_not_answer(where: str) -> None:
+    source = ReplicaSource(["gpu-1:8000"], where)
+    assert source.look() == ["gpu-1:8000"]
+    assert source.problem == f"--replicas {where}: the router does not answer on its metrics port"
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("", "dns:NAME:PORT"),
+        *((wrong, "dns:NAME:PORT") for wrong in ("dns:name", "dns::8000", "dns:name:http")),
+        *((wrong, "pool:ROUTER:PORT/POOL") for wrong in ("pool:router:8002", "pool:router/main", "pool:router:8002/")),
+    ],
+)
+def test_no_way_to_find_replicas(where: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        ReplicaSource([], where)
 
 
 def test_a_replica_that_does_not_answer_is_told_by_its_problem() -> None:

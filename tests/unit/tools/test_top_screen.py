@@ -86,6 +86,7 @@ def test_orders() -> None:
 
 
 def test_a_table() -> None:
+    assert "≈ 2 MB" in table([VersionActivity("m", "2", "READY", memory=2e6, estimated=True)]).lines[1]
     shown = table([VersionActivity("m", "2", "READY", 1234.5, 0, 0.0005, 0.25, 3, 7.5, 61.0, 2.5e9, 1), LINES[2]])
     assert [line.split() for line in shown.lines[1:]] == [
         ["m", "2", "READY", "1,234", "0", "0.50", "250", "3", "7.5", "61", "2.5", "GB", "1"],

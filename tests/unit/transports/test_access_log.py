@@ -103,6 +103,13 @@ def test_a_request_that_comes_again(http: HttpPeer, lines: Lines) -> None:
     assert lines.brief == [("/again", 200, 7, 14)] * 2
 
 
+def test_a_request_that_does_not_come_on(http: HttpPeer, lines: Lines) -> None:
+    http.send(request("/slow", b"body")[:-1])
+    for now in (0, 59, 60):
+        http.connection.check(now, 60)
+    assert [(path, status) for path, status, *_ in lines.brief] == [("/slow", 408)]
+
+
 def test_bodies_in_pieces(http: HttpPeer, lines: Lines) -> None:
     whole = request("/large", bytes(1000))
     http.send(whole[:500])

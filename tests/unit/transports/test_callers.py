@@ -7,9 +7,9 @@ import re
 import pytest
 
 from nerite.admission.policy import parse_policy
-from nerite.core.errors import InvalidArgument
+from nerite.core.errors import InvalidArgument, Restricted
 from nerite.core.request import Caller
-from nerite.transports.access import Callers, forwarded, header_text, texts
+from nerite.transports.access import AccessKeys, Callers, forwarded, header_text, identity, texts
 
 POLICY = parse_policy(
     """
@@ -62,6 +62,7 @@ def test_classes_and_retries() -> None:
         (None, {"x_nerite_timeout_ms": "250"}, 250_000_000),
         (None, {"x_envoy_expected_rq_timeout_ms": "15000"}, 15_000_000_000),
         (9.0, {"x_nerite_timeout_ms": "0.5"}, 500_000),
+        (None, {"x_nerite_timeout_ms": "1e305"}, 10**18),
         (None, {}, 0),
     ],
 )
@@ -111,3 +112,16 @@ def test_headers_under_a_reserved_name(name: str) -> None:
         forwarded([("a", "b"), (name, "c")], re.compile(""))
     assert forwarded([(name, "c")], re.compile("other")) == {}
     assert forwarded([(name.upper(), "c")], re.compile("")) == {name.upper(): "c"}
+
+
+def test_what_routers_say_is_believed_of_them_alone() -> None:
+    believes = Callers(lambda: POLICY, AccessKeys([b"a-secret"]))
+    for paid in (False, True):
+        told = dict(identity("a-secret", Caller("acme", paid=paid)))
+        assert believes.of(told.get) == Caller("acme", trusted=True, paid=paid)
+        assert Callers(lambda: POLICY).of(told.get) == Caller("default"), "a server without keys of routers"
+    assert identity("", Caller("acme", paid=True)) == []
+    for forged in ({"x-nerite-paid": "1"}, {"x-nerite-paid": "1", "x-nerite-router-key": "guess"}):
+        with pytest.raises(Restricted, match="--router-key-file"):
+            believes.of(forged.get)
+    assert not believes.of({"authorization": "secret"}.get).trusted

@@ -16,7 +16,7 @@ from nerite.core.request import RequestHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import DataType, TensorSpec
 from nerite.repository.catalogue import ModelRecord
-from nerite.transports.http.openapi import ServedModel, openapi_document, sample_of, served_models
+from nerite.transports.http.openapi import ServedModel, openapi_document, sample_inputs, sample_of, served_models
 from nerite.transports.http.openapi_schemas import COMMON
 from nerite.transports.http.routes import ARGUMENTS, ENDPOINT_DESCRIPTIONS
 from nerite.transports.http.routes import ENDPOINTS as ROUTES
@@ -35,7 +35,9 @@ def served(of: Signature, model: str = "m", *, decoupled: bool = False, latest: 
     return ServedModel(model, "3", latest, "python", of, decoupled)
 
 
-PLAIN = served(signature(dtypes.FP32, (-1,), batch=8))
+PLAIN = served(signature(dtypes.FP32, (1,), batch=8))
+TOKENS = served(Signature("m", 8, [SignatureInput(name, dtypes.INT64, (-1,)) for name in ("ids", "ids_mask")], []))
+PICTURE = served(signature(dtypes.UINT8, (-1, -1, 3)), "picture")
 STREAM = served(signature(dtypes.BYTES, (1,)), "stream", decoupled=True)
 
 
@@ -104,7 +106,7 @@ def test_what_a_model_takes() -> None:
     content = operation["requestBody"]["content"]["application/json"]
     tensor = {"name": "IN0", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}
     assert content["example"] == {"inputs": [tensor]}
-    assert "| input | `IN0` | FP32 | [-1,-1] |" in operation["description"]
+    assert "| input | `IN0` | FP32 | [-1,1] |" in operation["description"]
     assert "of up to 8" in operation["description"]
     (sample,) = operation["x-codeSamples"]
     assert sample["source"] == f"curl {URL}/v2/models/m/infer -d '{json.dumps(content['example'])}'"
@@ -137,6 +139,7 @@ SIGNATURES = {
     "a large one": signature(dtypes.FP32, (3, 224, 224)),
     "large texts": signature(dtypes.BYTES, (100,), batch=1),
     "several": signature(dtypes.INT8, (1,), (-1, -1), (40,), batch=2),
+    "a picture of any size": signature(dtypes.FP32, (3, -1, -1), batch=2),
     "an optional one": signature(dtypes.INT8, (1,), optional=True),
     "none": signature(dtypes.INT8),
 }
@@ -176,6 +179,17 @@ def test_a_command_with_bytes_behind_the_json() -> None:
         f"(printf %s '{text}'; head -c 4 /dev/zero) | curl 'http://[::1]:8000/m' --output answer.bin "
         f"-H 'Inference-Header-Content-Length: {len(text)}' --data-binary @-"
     )
+
+
+def test_samples_have_plausible_sizes() -> None:
+    tokens = sample_of(TOKENS.signature, decoupled=False)
+    assert tokens is not None
+    assert [(each["shape"], set(each["data"])) for each in tokens.body["inputs"]] == [([1, 128], {0}), ([1, 128], {1})]
+    assert sample_inputs(TOKENS.signature, decoupled=False)["ids_mask"] == ((1, 128), str([1] * 128))
+    assert sample_inputs(TOKENS.signature, decoupled=True)["ids_mask"] == ((1, 1), "[1]")
+    picture = sample_of(PICTURE.signature, decoupled=False)
+    assert picture is not None
+    assert (picture.body["inputs"][0]["shape"], picture.zeros) == ([224, 224, 3], 224 * 224 * 3)
 
 
 def test_keys() -> None:

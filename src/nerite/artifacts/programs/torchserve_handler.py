@@ -34,14 +34,14 @@ class Metrics:
 class Context:
     """What a handler learns about its model and its requests, with TorchServe's attributes."""
 
-    def __init__(self, manifest: dict[str, Any], gpu: int | None) -> None:
+    def __init__(self, manifest: dict[str, Any], gpu: int | None, batch: int) -> None:
         model = manifest["model"]
         self.manifest = manifest
         self.model_name = str(model.get("modelName", ""))
         self.system_properties = {
             "model_dir": str(ARCHIVE),
             "gpu_id": gpu,
-            "batch_size": 1,
+            "batch_size": batch,
             "server_name": "Nerite",
             "server_version": "0",
         }
@@ -89,7 +89,8 @@ class TritonPythonModel:
         """Import the handler, and have it load its model."""
         manifest = json.loads((ARCHIVE / "MAR-INF" / "MANIFEST.json").read_text())
         gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-        self.context = Context(manifest, gpu)
+        batch = max(json.loads(args["model_config"]).get("max_batch_size", 0), 1)
+        self.context = Context(manifest, gpu, batch)
         sys.path.insert(0, str(ARCHIVE))
         file, _, entry = manifest["model"]["handler"].partition(":")
         module = self.module(file)

@@ -49,7 +49,7 @@ Failure: TypeAlias = Callable[[Exception], Exception]
 
 
 @runtime_checkable
-class Closing(Protocol):
+class ClosableComputation(Protocol):
     """A computation that holds resources."""
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def _unforeseen(error: Exception) -> Exception:
     return error
 
 
-class ModelFace:
+class ModelInterface:
     """Model as its clients see it: the tensors of its configuration, and the memos that its instances share."""
 
     def __init__(
@@ -94,7 +94,7 @@ class ArrayInstance:
 
     checks_readiness = False
 
-    def __init__(self, face: ModelFace, compute: Compute) -> None:
+    def __init__(self, face: ModelInterface, compute: Compute) -> None:
         self.compute: Compute | None = compute
         self._calls = face.calls
         self._selections = face.selections
@@ -127,7 +127,7 @@ class ArrayInstance:
     def close(self) -> None:
         """Release the computation and the buffers."""
         compute, self.compute = self.compute, None
-        if isinstance(compute, Closing):
+        if isinstance(compute, ClosableComputation):
             compute.close()
         self._joiner = batches.Joiner()
 
@@ -186,7 +186,7 @@ class ArrayModel(ABC, Generic[K]):
         """The copy that the graph was read from; the first instance takes it if its key is the same."""
         self.shared_copies: dict[K, Any] = {}
         """Copies that several instances may use."""
-        self._face: ModelFace | None = None
+        self._face: ModelInterface | None = None
 
     @abstractmethod
     def key(self, instance: InstanceContext) -> K:
@@ -259,7 +259,7 @@ class ArrayModel(ABC, Generic[K]):
         copy = self.context.memo.pop(source) if source in self.context.memo else self.read()
         self._spare = (source, copy)
         inputs, outputs = self.ports(copy)
-        self._face = ModelFace(self.context, inputs, outputs, self.text, self.failure)
+        self._face = ModelInterface(self.context, inputs, outputs, self.text, self.failure)
 
     def instance(self, context: InstanceContext) -> ArrayInstance:
         """Create an instance. Raises ``NeriteError``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,28 +25,15 @@ from nerite.backends.configuration import (
     thread_count,
 )
 from nerite.backends.interface import InstanceContext, ModelContext
-from nerite.backends.machine import importing
+from nerite.backends.machine import importing, without_telemetry
 from nerite.core.errors import InvalidArgument
-
-_TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 
 
 @cache
 def onnxruntime() -> ModuleType:
-    """Import ONNX Runtime lazily and return it. Raises ``Unsupported`` if it cannot be imported.
-
-    On import, some builds open a file in the user's home directory to collect telemetry. Telemetry is disabled during
-    the import unless the environment sets the variable.
-    """
-    unset = _TELEMETRY_SWITCH not in os.environ
-    if unset:
-        os.environ[_TELEMETRY_SWITCH] = "1"
-    try:
-        with importing("onnxruntime", "onnx"):
-            import onnxruntime
-    finally:
-        if unset:
-            del os.environ[_TELEMETRY_SWITCH]
+    """Import ONNX Runtime lazily and return it. Raises ``Unsupported`` if it cannot be imported."""
+    with importing("onnxruntime", "onnx"), without_telemetry():
+        import onnxruntime
     return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
 
 

@@ -248,7 +248,11 @@ def unpacked_archive(archive: Path, place: Path) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         _extract(archive, directory)
-        _unpack_prefixes(directory)
+        script = directory / "bin" / "conda-unpack"
+        if script.exists():  # it adjusts the environment to its new path
+            run_installer(
+                [directory / "bin" / "python", script], f"an environment of '{archive}'", archive.parent, lock
+            )
 
     return kept_environments(place, key, archive, make)
 
@@ -276,13 +280,6 @@ def _extract(archive: Path, target: Path) -> None:
         ) from None
 
 
-def _unpack_prefixes(environment: Path) -> None:
-    """Run conda-pack's script that adjusts the environment to its new path, if there is one."""
-    script = environment / "bin" / "conda-unpack"
-    if script.exists():
-        subprocess.run([environment / "bin" / "python", script], capture_output=True, check=False)
-
-
 # Creating environments and installing packages into them: with uv if it is installed, else with venv and pip.
 
 
@@ -291,6 +288,11 @@ _TAIL: Final = 15
 
 _lock = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
+
+
+def permit_installers() -> None:
+    """Let this process make environments, also if a server that ran in it has stopped."""
+    stopped.clear()
 
 
 def stop_installer() -> None:

@@ -21,7 +21,7 @@ from nerite.backends.machine import translating
 from nerite.config.mistake import nearest
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable
 from nerite.frameworks.openvino import graph
-from nerite.frameworks.openvino.graph import ModelSocket
+from nerite.frameworks.openvino.graph import OpenVinoPort
 
 # Parameters of the configuration that are properties of OpenVINO. Pure.
 #
@@ -297,7 +297,7 @@ def _convert(model: Any, config: Mapping[str, Any]) -> None:
             steps.build()
 
 
-def _differs(socket: ModelSocket) -> bool:
+def _differs(socket: OpenVinoPort) -> bool:
     if socket.entry is None:
         return False
     wanted = _ELEMENTS[socket.entry["data_type"]]
@@ -305,6 +305,6 @@ def _differs(socket: ModelSocket) -> bool:
     return wanted != socket.element and "string" not in (wanted, socket.element)
 
 
-def _wanted(socket: ModelSocket) -> Any:
+def _wanted(socket: OpenVinoPort) -> Any:
     assert socket.entry is not None
     return getattr(graph.openvino().Type, _ELEMENTS[socket.entry["data_type"]])

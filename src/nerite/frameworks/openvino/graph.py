@@ -38,7 +38,7 @@ DATATYPES: Final[dict[str, DataType]] = {
 Entry = Mapping[str, Any]
 
 
-class ModelSocket(NamedTuple):
+class OpenVinoPort(NamedTuple):
     """Input or output of a model, with its declaration in the configuration."""
 
     name: str
@@ -60,12 +60,12 @@ class ModelSocket(NamedTuple):
         return None if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
 
 
-def inputs(model: Any, config: Mapping[str, Any]) -> list[ModelSocket]:
+def inputs(model: Any, config: Mapping[str, Any]) -> list[OpenVinoPort]:
     """Return the inputs of a model, in its order."""
     return _sockets(model.inputs, all_inputs(config))
 
 
-def outputs(model: Any, config: Mapping[str, Any]) -> list[ModelSocket]:
+def outputs(model: Any, config: Mapping[str, Any]) -> list[OpenVinoPort]:
     """Return the outputs of a model, in its order."""
     return _sockets(model.outputs, all_outputs(config))
 
@@ -87,18 +87,18 @@ def graph_of_model(model: Any, config: Mapping[str, Any]) -> ModelGraph:
     )
 
 
-def _sockets(ports: Iterable[Any], entries: Iterable[Entry]) -> list[ModelSocket]:
+def _sockets(ports: Iterable[Any], entries: Iterable[Entry]) -> list[OpenVinoPort]:
     declared = {entry["name"]: entry for entry in entries}
-    sockets: dict[str, ModelSocket] = {}
+    sockets: dict[str, OpenVinoPort] = {}
     for position, port in enumerate(ports):
         # A tensor may have several names, and be several outputs; in older versions of OpenVINO it could have none.
         names = [name for name in sorted(port.names) if name not in sockets] or [str(port.node.friendly_name)]
         name = next((name for name in names if name in declared), names[0])
-        sockets[name] = ModelSocket(name, position, port, declared.get(name))
+        sockets[name] = OpenVinoPort(name, position, port, declared.get(name))
     return list(sockets.values())
 
 
-def _narrowed(socket: ModelSocket, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _narrowed(socket: OpenVinoPort, config: Mapping[str, Any]) -> tuple[int, ...] | None:
     dims = socket.dims
     if socket.entry is None:
         return dims
@@ -110,7 +110,7 @@ def _narrowed(socket: ModelSocket, config: Mapping[str, Any]) -> tuple[int, ...]
     return tuple(wanted if dim == -1 else dim for dim, wanted in zip(dims, declared, strict=True))
 
 
-def _tensor(socket: ModelSocket, dims: Sequence[int] | None) -> GraphTensor:
+def _tensor(socket: OpenVinoPort, dims: Sequence[int] | None) -> GraphTensor:
     datatype = DATATYPES.get(socket.element)
     if datatype is None:
         raise Unsupported(

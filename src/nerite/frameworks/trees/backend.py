@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends.arrays import graph
-from nerite.backends.arrays.backend import ArrayInstance, ModelFace
+from nerite.backends.arrays.backend import ArrayInstance, ModelInterface
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
 from nerite.backends.configuration import TensorPort, all_inputs, all_outputs, batching
@@ -210,7 +210,7 @@ class TreesModel:
         self._unused: Forest | None = _read(context, self._parameters)
         self._forest = self._unused.description
         self._ports = agreed(context.name, context.config, self._forest, self._parameters)
-        self._face = ModelFace(context, [self._ports.taken], self._ports.given)
+        self._face = ModelInterface(context, [self._ports.taken], self._ports.given)
         self._lock = threading.Lock()
         self.engines: dict[tuple[str, int], ForestEngine] = {}
 

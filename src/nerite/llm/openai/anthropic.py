@@ -13,12 +13,12 @@ import orjson
 
 from nerite.core.errors import NeriteError
 from nerite.core.tensor import Buffer
+from nerite.llm.openai.chat_requests import ChatRequest, chat_request
 from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, status_of, wrong_type, wrong_value
-from nerite.llm.openai.requests import ChatRequest, chat_request
+from nerite.llm.openai.reply_formats import ChoiceOutput, LogprobToken, ReplyFormat, Usage
 from nerite.llm.openai.sampling import not_offered
-from nerite.llm.openai.shapes import Finished, LogprobToken, Shape, Usage
-from nerite.llm.openai.tokens import without_text
-from nerite.llm.openai.tool_calls import Event, Thought, ToolArguments, ToolCall
+from nerite.llm.openai.tokenization import without_text
+from nerite.llm.openai.tool_calls import Event, ReasoningText, ToolArguments, ToolCall
 from nerite.transports.http.reply import Reply, retry_line
 
 # Bodies
@@ -294,7 +294,7 @@ def refusal_of(error: NeriteError) -> Reply:
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesShape(Shape):
+class MessagesFormat(ReplyFormat):
     """Format of Anthropic's messages: blocks of thoughts, text and calls."""
 
     operation = "chat"
@@ -307,13 +307,13 @@ class MessagesShape(Shape):
         self._kind = ""
         """Type of the open block; empty if none is open."""
 
-    def opening(self, choice: Finished, usage: Usage | None) -> bytes:
+    def opening(self, choice: ChoiceOutput, usage: Usage | None) -> bytes:
         """Return the event that begins the message."""
         counts = _counts(usage or Usage(0, 0)) | {"output_tokens": 0}
         return _event("message_start", message=self._message([], None, counts)) + _event("ping")
 
     def step(
-        self, choice: Finished, event: Event, tokens: list[LogprobToken] | None, usage: Usage | None = None
+        self, choice: ChoiceOutput, event: Event, tokens: list[LogprobToken] | None, usage: Usage | None = None
     ) -> bytes:
         """Return the events for an event of a choice."""
         if isinstance(event, ToolCall):
@@ -321,7 +321,7 @@ class MessagesShape(Shape):
             return self._closed() + self._opened(block)
         if isinstance(event, ToolArguments):
             return self._delta({"type": "input_json_delta", "partial_json": event.text})
-        if isinstance(event, Thought):
+        if isinstance(event, ReasoningText):
             begun = self._begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return begun + self._delta({"type": "thinking_delta", "thinking": event.text})
         if not event:
@@ -346,11 +346,11 @@ class MessagesShape(Shape):
         self._kind = ""
         return _event("content_block_stop", index=self._index)
 
-    def ending(self, choice: Finished, usage: Usage | None = None) -> bytes:
+    def ending(self, choice: ChoiceOutput, usage: Usage | None = None) -> bytes:
         """Return the event that ends the last block."""
         return self._closed()
 
-    def closing(self, choices: Sequence[Finished], usage: Usage | None) -> bytes:
+    def closing(self, choices: Sequence[ChoiceOutput], usage: Usage | None) -> bytes:
         """Return the events that end the message."""
         delta = {"stop_reason": _STOP_REASONS.get(choices[0].reason, "end_turn"), "stop_sequence": None}
         counts = _counts(usage or Usage(0, 0))
@@ -364,7 +364,7 @@ class MessagesShape(Shape):
         """Return the reply for an error before any event."""
         return refusal_of(error)
 
-    def whole(self, choices: Sequence[Finished], usage: Usage | None) -> bytes:
+    def whole(self, choices: Sequence[ChoiceOutput], usage: Usage | None) -> bytes:
         """Return the whole message."""
         (choice,) = choices
         blocks: list[dict[str, Any]] = []
@@ -384,10 +384,10 @@ class MessagesShape(Shape):
         return head | {"content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": counts}
 
 
-class CountShape(MessagesShape):
+class CountFormat(MessagesFormat):
     """Format of the number of tokens of a chat, for which no text is generated."""
 
-    def whole(self, choices: Sequence[Finished], usage: Usage | None) -> bytes:
+    def whole(self, choices: Sequence[ChoiceOutput], usage: Usage | None) -> bytes:
         """Return the number of tokens. Raises ``ApiError`` if the model does not report it."""
         if usage is None:
             raise ApiError(

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nerite.batches.service import Batches
     from nerite.transports.access import SenderHeaders
     from nerite.transports.http.handler import HttpExchange
-    from nerite.transports.http.head import RequestHead
 
 PURPOSES: Final = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 _NEW_BATCH: Final = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -48,16 +47,10 @@ class BatchApi:
         self._downloads: set[asyncio.Task[None]] = set()
 
     def answer(
-        self,
-        endpoint: str,
-        head: RequestHead,
-        connection: HttpExchange,
-        body: memoryview,
-        sender: SenderHeaders,
-        **arguments: str,
+        self, endpoint: str, connection: HttpExchange, body: memoryview, sender: SenderHeaders, **arguments: str
     ) -> None:
         """Answer a request to ``endpoint``. Raises ``NeriteError``."""
-        batches = self._batches
+        batches, head = self._batches, connection.head
         if batches is None:
             raise ApiError(
                 f"This server keeps no files and batches: {self._remedy} (docs/batches.md).",

@@ -21,13 +21,13 @@ from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError, Unsupported
-from nerite.llm.openai import thoughts, tool_families
+from nerite.llm.openai import reasoning_parsers, tool_parsers
+from nerite.llm.openai.chat_requests import ChatRequest, first_image, not_taken
 from nerite.llm.openai.fields import ApiError
-from nerite.llm.openai.requests import ChatRequest, first_image, not_taken
+from nerite.llm.openai.reasoning_parsers import HarmonyParser, ReasoningMarkers, ReasoningParser
 from nerite.llm.openai.sampling import Sampling, SamplingSetting, is_guided
-from nerite.llm.openai.thoughts import HarmonyParser, ThoughtMarkers, ThoughtParser
 from nerite.llm.openai.tool_calls import ToolParser
-from nerite.llm.openai.tool_families import GuidedCall, GuidedCalls, KeptEvents, ToolCallFamily
+from nerite.llm.openai.tool_parsers import FilteredEvents, GuidedCall, GuidedCalls, ToolCallFamily
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -346,18 +346,18 @@ class ChatModel:
             if found.with_tools == found.source
             else ChatTemplate(found.with_tools, found.origin, found.words)
         )
-        family = family or tool_families.family_of(found.with_tools)
-        self._family = self._find(family) if family not in ("", thoughts.NONE) else None
-        self._thinks = thinks or thoughts.thoughts_of(found.source)
-        if self._thinks not in thoughts.NAMES:
-            raise self._unknown(THOUGHTS, self._thinks, thoughts.NAMES, "bad_reasoning_parser")
+        family = family or tool_parsers.family_of(found.with_tools)
+        self._family = self._find(family) if family not in ("", reasoning_parsers.NONE) else None
+        self._thinks = thinks or reasoning_parsers.reasoning_parser_of(found.source)
+        if self._thinks not in reasoning_parsers.NAMES:
+            raise self._unknown(THOUGHTS, self._thinks, reasoning_parsers.NAMES, "bad_reasoning_parser")
         self.adds_special = found.plain
         """Whether the tokenizer must add special tokens to a prompt. All templates but the plain one write them."""
 
     def _find(self, family: str) -> ToolCallFamily:
-        found = tool_families.ALL.get(family)
+        found = tool_parsers.ALL.get(family)
         if found is None:
-            raise self._unknown(PARSER, family, tuple(tool_families.ALL), "bad_tool_call_parser")
+            raise self._unknown(PARSER, family, tuple(tool_parsers.ALL), "bad_tool_call_parser")
         return found
 
     def _unknown(self, parameter: str, value: str, names: Sequence[str], code: str) -> ApiError:
@@ -376,7 +376,7 @@ class ChatModel:
         if asked.choice == "auto" and self._family is None:
             raise ApiError(
                 f'"auto" tool choice requires a tool call parser: set the parameter {PARSER} in the configuration of '
-                f"model '{self._name}' to one of {', '.join(tool_families.ALL)}",
+                f"model '{self._name}' to one of {', '.join(tool_parsers.ALL)}",
                 "tools",
                 "unsupported_parameter",
             )
@@ -390,8 +390,8 @@ class ChatModel:
         """
         sampling.setdefault("max_tokens", SamplingSetting(None, "max_tokens"))
         calls = asked.choice == "auto" and self._family is not None and self._family.special
-        markers = thoughts.ALL.get(self._thinks)
-        thinks = self._thinks == thoughts.HARMONY or (markers is not None and markers.special)
+        markers = reasoning_parsers.ALL.get(self._thinks)
+        thinks = self._thinks == reasoning_parsers.HARMONY or (markers is not None and markers.special)
         if calls or thinks:
             sampling.setdefault("skip_special_tokens", SamplingSetting(False, "tools" if calls else "messages"))
 
@@ -401,7 +401,7 @@ class ChatModel:
             sampling["thinking_budget"] = SamplingSetting(budget, "thinking_token_budget")
 
     @staticmethod
-    def _is_begun(markers: ThoughtMarkers, prompt: bytes | memoryview) -> bool:
+    def _is_begun(markers: ReasoningMarkers, prompt: bytes | memoryview) -> bool:
         """Return whether a prompt ends with the beginning of a thought."""
         return bytes(prompt[-_TAIL:]).rstrip().endswith(markers.begin.encode())
 
@@ -417,19 +417,19 @@ class ChatModel:
             parser = self._thinking(parser, prompt)
         if parser is None or (asked.thoughts and not asked.single):
             return parser
-        return KeptEvents(parser, single=asked.single, thoughts=asked.thoughts)
+        return FilteredEvents(parser, single=asked.single, thoughts=asked.thoughts)
 
     def _thinking(self, answer: ToolParser | None, prompt: bytes | memoryview) -> ToolParser | None:
         """Return the parser of thoughts before an answer. A grammar holds from the first token: no thought fits."""
-        if self._thinks == thoughts.HARMONY:
+        if self._thinks == reasoning_parsers.HARMONY:
             return HarmonyParser()
-        markers = thoughts.ALL.get(self._thinks)
+        markers = reasoning_parsers.ALL.get(self._thinks)
         if markers is None:
             return answer
-        return ThoughtParser(markers.begin, markers.end, answer, begun=self._is_begun(markers, prompt))
+        return ReasoningParser(markers.begin, markers.end, answer, begun=self._is_begun(markers, prompt))
 
     def _new_id(self) -> str:
-        return (self._family or tool_families.DEFAULT).new_id()
+        return (self._family or tool_parsers.DEFAULT).new_id()
 
 
 class ChatModels:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from nerite.core.errors import NeriteError
 from nerite.llm.openai.chat_templates import checkpoint_directory
 from nerite.llm.openai.sampling import Sampling, SamplingSetting
-from nerite.llm.request import from_mapping
+from nerite.llm.sampling_parameters import from_mapping
 
 if TYPE_CHECKING:
     from nerite.core.servable_version import ServableVersion

@@ -11,26 +11,21 @@ import numpy as np
 import orjson
 
 from nerite.core import tensor as dtypes
-from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
-from nerite.llm.openai.exchange import JointWork
+from nerite.llm import checkpoint
+from nerite.llm.openai.completion_requests import read_texts
 from nerite.llm.openai.fields import ApiError, Fields, UnknownField, wrong_value
-from nerite.llm.openai.requests import read_texts
+from nerite.llm.openai.replies import Outputs, WholeReply
 from nerite.llm.openai.sampling import not_offered
-from nerite.llm.openai.text_model import ModelAddress, ModelRequest, text_of
+from nerite.llm.openai.text_model import CallOrigin, ModelAddress, ModelPurpose, ModelRequest, text_of
 from nerite.transports.access import SenderHeaders
-from nerite.transports.http.reply import Reply
 
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
 _SCORES: Final = ("scores", "probabilities")
 _LABEL: Final = "label"
-NEEDS: Final = (
-    f"it needs one required input (BYTES, one element) and an output {' or '.join(map(repr, _SCORES))} (FP32) with a "
-    "number for each class"
-)
 _MAX_COUNT: Final = 1024
 """Maximum number of texts per request."""
 _KNOWN: Final = ("model", "input", "user", "use_activation", "softmax")
@@ -59,6 +54,14 @@ def _scores_output(signature: Signature) -> str:
     return next((each.name for each in found if each is not None and each.datatype is dtypes.FP32), "")
 
 
+PURPOSE: Final = ModelPurpose(
+    is_classifier,
+    "does not classify texts: it needs one required input (BYTES, one element) and an output "
+    f"{' or '.join(map(repr, _SCORES))} (FP32) with a number for each class",
+    checkpoint.CLASSIFY,
+)
+
+
 class ClassifyRequest(NamedTuple):
     """The parsed body of a request to classify."""
 
@@ -68,6 +71,23 @@ class ClassifyRequest(NamedTuple):
     user: str = ""
     unknown: Sequence[UnknownField] = ()
     """Fields of the body that were passed over."""
+
+    def origin(self, sender: SenderHeaders) -> CallOrigin:
+        """Return what keeps the request on an arm of a route."""
+        return CallOrigin(sender, self.user, lambda _: bytes(self.texts[0]), len(self.texts))
+
+    def model_requests(self, signature: Signature, sender: SenderHeaders, address: ModelAddress) -> list[ModelRequest]:
+        """Return a request to the model for each text: its batcher joins them."""
+        declared = _text_input(signature)
+        assert declared is not None  # the model was recognized by it
+        rows = (1,) if signature.max_batch_size else ()
+        specs = [TensorSpec(declared.name, dtypes.BYTES, (*rows, *(1 for _ in declared.dims)))]
+        header = address.header(specs, dict(sender.forwarded), sender)
+        return [ModelRequest(header, [join_bytes([text])]) for text in self.texts]
+
+    def reply(self, connection: HttpExchange, name: str, signature: Signature) -> ClassificationReply:
+        """Return the sink of these requests."""
+        return ClassificationReply(connection, name, self, signature)
 
 
 def read_classification(body: Buffer) -> ClassifyRequest:
@@ -86,20 +106,8 @@ def read_classification(body: Buffer) -> ClassifyRequest:
     return ClassifyRequest(model, texts, user, fields.unknown)
 
 
-def classify_requests(
-    asked: ClassifyRequest, signature: Signature, sender: SenderHeaders, address: ModelAddress
-) -> list[ModelRequest]:
-    """Return a request to the model for each text: its batcher joins them."""
-    declared = _text_input(signature)
-    assert declared is not None  # the model was recognized by it
-    rows = (1,) if signature.max_batch_size else ()
-    specs = [TensorSpec(declared.name, dtypes.BYTES, (*rows, *(1 for _ in declared.dims)))]
-    header = address.header(specs, dict(sender.forwarded), sender)
-    return [ModelRequest(header, [join_bytes([text])]) for text in asked.texts]
-
-
-class Classification(JointWork):
-    """An exchange for classes, with one model request per text."""
+class ClassificationReply(WholeReply):
+    """Classes, with one model request per text."""
 
     fields = MappingProxyType({"text_input": "input", "text": "input"})
 
@@ -110,37 +118,31 @@ class Classification(JointWork):
         self._labels = signature.outputs[self._output].labels
         self._found: list[dict[str, Any]] = [{} for _ in asked.texts]
         self._tokens = 0
-        self._left = len(asked.texts)
 
-    def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
-        if response.header is not None:
-            outputs = zip(response.header.outputs, response.data, strict=True)
-            found = {spec.name: (spec, data) for spec, data in outputs}
-            scores = to_array(*found[self._output]).reshape(-1)
-            best = int(np.argmax(scores)) if len(scores) else -1
-            label = self._labels[best] if 0 <= best < len(self._labels) else None
-            if label is None and _LABEL in found and found[_LABEL][0].datatype is dtypes.BYTES:
-                label = text_of(found[_LABEL][1]).decode(errors="replace")
-            if "num_input_tokens" in found:
-                self._tokens += int(to_array(*found["num_input_tokens"]).sum())
-            self._found[place] = {
-                "index": place,
-                "label": label,
-                "probs": [float(score) for score in scores],
-                "num_classes": len(scores),
-            }
-        if not final:
-            return
+    def _add(self, place: int, outputs: Outputs) -> None:
+        scores = to_array(*outputs[self._output]).reshape(-1)
+        best = int(np.argmax(scores)) if len(scores) else -1
+        label = self._labels[best] if 0 <= best < len(self._labels) else None
+        if label is None and _LABEL in outputs and outputs[_LABEL][0].datatype is dtypes.BYTES:
+            label = text_of(outputs[_LABEL][1]).decode(errors="replace")
+        if "num_input_tokens" in outputs:
+            self._tokens += int(to_array(*outputs["num_input_tokens"]).sum())
+        self._found[place] = {
+            "index": place,
+            "label": label,
+            "probs": [float(score) for score in scores],
+            "num_classes": len(scores),
+        }
+
+    def _check(self, place: int) -> None:
         if not self._found[place]:
             raise ApiError("The model returned no scores.", None, None, 500)
-        self._left -= 1
-        if self._left:
-            return
-        self._closed = True
+
+    def _encoded(self) -> bytes:
         usage = {
             "prompt_tokens": self._tokens,
             "total_tokens": self._tokens,
             "completion_tokens": 0,
             "prompt_tokens_details": None,
         }
-        self._connection.send([Reply(200, orjson.dumps({**self._head, "data": self._found, "usage": usage})).encode()])
+        return orjson.dumps({**self._head, "data": self._found, "usage": usage})

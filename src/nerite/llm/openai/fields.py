@@ -119,6 +119,13 @@ def check_length(param: str, text: str) -> None:
         raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
 
 
+def check_text_length(param: str, text: str, most: int) -> None:
+    """Reject a text with too many characters, in OpenAI's words."""
+    if len(text) > most:
+        says = f"Expected a string with maximum length {most}, but got a string with length {len(text)} instead."
+        raise ApiError(f"Invalid '{param}': string too long. {says}", param, "string_above_max_length")
+
+
 class UnknownField(NamedTuple):
     """A field that has no meaning here."""
 

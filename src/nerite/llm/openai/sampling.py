@@ -20,7 +20,14 @@ from nerite.llm.openai.fields import (
     wrong_type,
     wrong_value,
 )
-from nerite.llm.request import LONGEST, MAX_ALLOWED, MAX_BAD_WORDS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS
+from nerite.llm.sampling_parameters import (
+    LONGEST,
+    MAX_ALLOWED,
+    MAX_BAD_WORDS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOKENS,
+)
 from nerite.llm.streaming import WRONG
 
 _LARGEST_LIMIT: Final = 2**31 - 1

@@ -13,19 +13,26 @@ from nerite.core import tensor as dtypes
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Array, Buffer, TensorSpec, join_bytes, to_array
-from nerite.llm.openai.exchange import JointWork
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, wrong_value
+from nerite.llm import checkpoint
+from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_text_length, wrong_value
+from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.sampling import not_offered
-from nerite.llm.openai.text_model import PROMPT, ModelAddress, ModelRequest
-from nerite.llm.speech_synthesis import SAMPLE_RATE, VOICE
-from nerite.llm.transcription import AUDIO
+from nerite.llm.openai.text_model import (
+    PROMPT,
+    CallOrigin,
+    ModelAddress,
+    ModelPurpose,
+    ModelRequest,
+    has_type,
+    needs_prompt_only,
+)
+from nerite.llm.speech import AUDIO, SAMPLE_RATE, VOICE
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http import reply
 
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
-NEEDS: Final = f"it needs an input '{PROMPT}' (BYTES) and an output '{AUDIO}' (FP32)"
 _SPEED: Final = "speed"
 _FORMATS: Final = {"wav": "audio/wav", "pcm": "audio/pcm"}
 _USUAL_RATE: Final = 16_000
@@ -39,27 +46,53 @@ _KNOWN: Final = ("model", "input", "voice", "response_format", "speed", "stream_
 
 def synthesizes_speech(signature: Signature) -> bool:
     """Return whether a model turns a text into samples."""
-    text, audio = signature.inputs.get(PROMPT), signature.outputs.get(AUDIO)
-    return (
-        text is not None
-        and text.datatype is dtypes.BYTES
-        and signature.required <= {PROMPT}
-        and audio is not None
-        and audio.datatype is dtypes.FP32
-    )
+    return needs_prompt_only(signature) and has_type(signature.outputs.get(AUDIO), dtypes.FP32)
+
+
+PURPOSE: Final = ModelPurpose(
+    synthesizes_speech,
+    f"does not synthesize speech: it needs an input '{PROMPT}' (BYTES) and an output '{AUDIO}' (FP32)",
+    checkpoint.TEXT_TO_SPEECH,
+)
 
 
 class SpeechRequest(NamedTuple):
     """The parsed body of a request for speech."""
 
     model: str
-    text: bytes
+    text: bytes | memoryview
     voice: str = ""
     format: str = "wav"
     speed: float = 1.0
     user: str = ""
     unknown: Sequence[UnknownField] = ()
     """Fields of the body that were passed over."""
+
+    def origin(self, sender: SenderHeaders) -> CallOrigin:
+        """Return what keeps the request on an arm of a route."""
+        return CallOrigin(sender, self.user, lambda _: bytes(self.text))
+
+    def model_requests(self, signature: Signature, sender: SenderHeaders, address: ModelAddress) -> list[ModelRequest]:
+        """Return the request to the model. Raises ``ApiError`` for settings that it has no input for."""
+        rows = (1,) if signature.max_batch_size else ()
+        specs = [TensorSpec(PROMPT, dtypes.BYTES, (*rows, 1))]
+        data: list[Buffer] = [join_bytes([self.text])]
+        if self.voice and VOICE in signature.inputs:
+            specs.append(TensorSpec(VOICE, dtypes.BYTES, (*rows, 1)))
+            data.append(join_bytes([self.voice.encode()]))
+        if self.speed != 1:
+            declared = signature.inputs.get(_SPEED)
+            if declared is None or declared.datatype is not dtypes.FP32:
+                raise not_offered(
+                    _SPEED, f"model '{self.model}' has no input '{_SPEED}' (FP32) to pass it to the model"
+                )
+            specs.append(TensorSpec(_SPEED, dtypes.FP32, (*rows, 1)))
+            data.append(np.array([self.speed], np.float32).tobytes())
+        return [ModelRequest(address.header(specs, dict(sender.forwarded), sender), data)]
+
+    def reply(self, connection: HttpExchange, name: str, signature: Signature) -> SpeechReply:
+        """Return the sink of the request."""
+        return SpeechReply(connection, self.format)
 
 
 def read_speech(body: Buffer) -> SpeechRequest:
@@ -69,13 +102,7 @@ def read_speech(body: Buffer) -> SpeechRequest:
     text = fields.text("input")
     if not text:
         raise wrong_value("input", "a text", text)
-    if len(text) > _LONGEST:
-        raise ApiError(
-            f"Invalid 'input': string too long. Expected a string with maximum length {_LONGEST}, but got a string "
-            f"with length {len(text)} instead.",
-            "input",
-            "string_above_max_length",
-        )
+    check_text_length("input", text, _LONGEST)
     if fields.choice("stream_format", "audio", ("audio", "sse")) == "sse":
         raise not_offered("stream_format", "the recording is sent as it is, and not as events")
     return SpeechRequest(
@@ -89,33 +116,14 @@ def read_speech(body: Buffer) -> SpeechRequest:
     )
 
 
-def speech_request(
-    asked: SpeechRequest, signature: Signature, sender: SenderHeaders, address: ModelAddress
-) -> ModelRequest:
-    """Return the request to the model. Raises ``ApiError`` for settings that it has no input for."""
-    rows = (1,) if signature.max_batch_size else ()
-    specs = [TensorSpec(PROMPT, dtypes.BYTES, (*rows, 1))]
-    data: list[Buffer] = [join_bytes([asked.text])]
-    if asked.voice and VOICE in signature.inputs:
-        specs.append(TensorSpec(VOICE, dtypes.BYTES, (*rows, 1)))
-        data.append(join_bytes([asked.voice.encode()]))
-    if asked.speed != 1:
-        declared = signature.inputs.get(_SPEED)
-        if declared is None or declared.datatype is not dtypes.FP32:
-            raise not_offered(_SPEED, f"model '{asked.model}' has no input '{_SPEED}' (FP32) to pass it to the model")
-        specs.append(TensorSpec(_SPEED, dtypes.FP32, (*rows, 1)))
-        data.append(np.array([asked.speed], np.float32).tobytes())
-    return ModelRequest(address.header(specs, dict(sender.forwarded), sender), data)
-
-
-class Speech(JointWork):
-    """An exchange for a recording, which is one request to the model."""
+class SpeechReply(SharedReply):
+    """A recording, which is one request to the model."""
 
     fields = MappingProxyType({"text_input": "input", "voice": "voice"})
 
-    def __init__(self, connection: HttpExchange, asked: SpeechRequest) -> None:
+    def __init__(self, connection: HttpExchange, audio_format: str) -> None:
         super().__init__(connection)
-        self._format = asked.format
+        self._format = audio_format
         self._samples: Array = np.zeros(0, np.float32)
         self._rate = _USUAL_RATE
 

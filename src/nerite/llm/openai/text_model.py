@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
 
+from nerite.config.sticky_key import KeySource
 from nerite.core import tensor as dtypes
-from nerite.core.request import Assignment, RequestHeader
+from nerite.core.request import NOBODY, Assignment, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter
-from nerite.core.signature import Signature, SignatureInput
+from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import Buffer, DataType, TensorSpec, join_bytes
+from nerite.llm import checkpoint
 from nerite.llm.openai.sampling import Sampling, SamplingSetting, not_offered, written
+from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.transports.access import SenderHeaders
 
 PROMPT: Final = "text_input"
@@ -48,14 +51,14 @@ def is_text(signature: Signature) -> bool:
     """Return whether a model turns text into text. The text output of an embedding model does not count."""
     return (
         _takes_text(signature)
-        and _has_type(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
+        and has_type(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
         and not is_embedding(signature)
     )
 
 
 def is_embedding(signature: Signature) -> bool:
     """Return whether a model turns text into a vector."""
-    return _takes_text(signature) and _has_type(signature.outputs.get(EMBEDDING), dtypes.FP32)
+    return _takes_text(signature) and has_type(signature.outputs.get(EMBEDDING), dtypes.FP32)
 
 
 def _takes_text(signature: Signature) -> bool:
@@ -68,8 +71,28 @@ def _takes_text(signature: Signature) -> bool:
     )
 
 
-def _has_type(declared: Any, datatype: DataType) -> bool:
+def needs_prompt_only(signature: Signature) -> bool:
+    """Return whether a prompt is all that a model needs."""
+    return has_type(signature.inputs.get(PROMPT), dtypes.BYTES) and signature.required <= {PROMPT}
+
+
+def has_type(declared: SignatureInput | SignatureOutput | None, datatype: DataType) -> bool:
+    """Return whether an input or output exists and has a type."""
     return declared is not None and declared.datatype is datatype
+
+
+class ModelPurpose(NamedTuple):
+    """What a model is for, which its signature says."""
+
+    serves: Callable[[Signature], bool]
+    """Returns whether a model with a signature is for this."""
+    lack: str
+    """What is wrong with a model that is not, as the end of a sentence."""
+    task: str
+    """What such a model does, in the words of the parameter ``TASK``."""
+
+
+TEXT: Final = ModelPurpose(is_text, f"is not a text model: {NEEDS}", checkpoint.GENERATE)
 
 
 class Strings:
@@ -128,6 +151,33 @@ class ModelAddress(NamedTuple):
             caller=sender.caller,
             assignment=self.assignment,
         )
+
+
+class CallOrigin(NamedTuple):
+    """What keeps a call on an arm of a route."""
+
+    sender: SenderHeaders
+    user: str
+    opening: Callable[[int], bytes]
+    """Returns the beginning of the prompt, of at least so many bytes if it is that long."""
+    requests: int = 1
+    """Number of requests of the call, which all go to the same arm."""
+
+    def probe(self, route: WeightedRoute) -> InferenceRequest:
+        """Return a request with the parts that its key may be made from."""
+        sender = self.sender
+        header = RequestHeader(
+            route.name,
+            "",
+            [TensorSpec(PROMPT, dtypes.BYTES, (1,))],
+            parameters={**sender.forwarded, **({"user": self.user} if self.user else {})},
+            caller=sender.caller,
+            idempotency_key=sender.idempotency_key,
+            sticky_fields=sender.sticky_fields,
+        )
+        sizes = [key.size for key in route.sticky if key.source is KeySource.PROMPT]
+        opening = Strings([self.opening(max(sizes))]).data if sizes else b""
+        return InferenceRequest(header, [opening], NOBODY, 0)
 
 
 class TextModel:

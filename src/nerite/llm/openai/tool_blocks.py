@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from nerite.llm.openai.tool_calls import Event, ToolArguments, ToolCall, Waiting, new_id
+from nerite.llm.openai.tool_calls import Event, MarkerSearch, ToolArguments, ToolCall, new_id
 
 Schemas: TypeAlias = Mapping[str, Any]
 """The schema of the arguments of each tool."""
@@ -31,7 +31,7 @@ class BlockParser:
         self._end = end
         self._read = read
         self._schemas = schemas
-        self._waiting = Waiting(begin)
+        self._search = MarkerSearch(begin)
         self._parts: list[str] | None = None
         """The block so far; None outside of blocks."""
         self._tail = ""
@@ -43,7 +43,7 @@ class BlockParser:
         rest: str | None = text
         while rest:
             if self._parts is None:
-                passed, rest = self._waiting.feed(rest)
+                passed, rest = self._search.feed(rest)
                 if passed:
                     events.append(passed)
                 if rest is not None:
@@ -64,7 +64,7 @@ class BlockParser:
             calls = self._read(block, self._schemas)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return [self._begin + block + end]
-        self._waiting.drop()
+        self._search.drop()
         events: list[Event] = []
         for name, arguments in calls:
             events += [ToolCall(new_id(), name), ToolArguments(orjson.dumps(arguments).decode())]
@@ -74,7 +74,7 @@ class BlockParser:
         """Return what was held back, at the end of the text. A block may lack its last marker."""
         if self._parts is not None:
             return self._calls("".join(self._parts), "")
-        text = self._waiting.finish()
+        text = self._search.finish()
         return [text] if text else []
 
 

@@ -27,13 +27,13 @@ class ToolArguments(NamedTuple):
     text: str
 
 
-class Thought(NamedTuple):
+class ReasoningText(NamedTuple):
     """A part of what the model thinks before it answers."""
 
     text: str
 
 
-Event: TypeAlias = str | Thought | ToolCall | ToolArguments
+Event: TypeAlias = str | ReasoningText | ToolCall | ToolArguments
 """A string is text outside of thoughts and tool calls."""
 
 
@@ -70,7 +70,7 @@ def joined_calls(events: list[Event]) -> list[Event]:
     for kind, alike in groupby(events, type):
         if kind is str:
             whole.append("".join(alike))  # type: ignore[arg-type]  # all are strings
-        elif kind is Thought or kind is ToolArguments:
+        elif kind is ReasoningText or kind is ToolArguments:
             whole.append(kind("".join(each.text for each in alike)))  # type: ignore[union-attr]
         else:
             whole += alike
@@ -362,7 +362,7 @@ MAX_SPACE: Final = 1024
 """Maximum characters of white space that are held back, because held text is scanned again with each feed."""
 
 
-class Waiting:
+class MarkerSearch:
     """Passes text through until a marker. White space next to calls is dropped, up to ``MAX_SPACE`` characters."""
 
     def __init__(self, marker: str) -> None:
@@ -410,7 +410,7 @@ class Waiting:
         return "" if self._dropping and self._end.startswith(text) else text
 
 
-class Attempt:
+class TentativeCall:
     """Text that begins like a call, and is returned as text if it turns out not to be one."""
 
     def __init__(self, before: str, new_id: Callable[[], str], *, strict: bool = False) -> None:

@@ -17,13 +17,14 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.core.text import quoted_text
+from nerite.llm import checkpoint
 from nerite.llm.openai import text_model
 from nerite.llm.openai.audio_files import RATE, decode_audio
-from nerite.llm.openai.exchange import JointWork
 from nerite.llm.openai.fields import ApiError, UnknownField, body_of, check_length, missing, wrong_value
+from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.sampling import not_offered
-from nerite.llm.openai.text_model import TEXT_OUTPUT, ModelAddress, ModelRequest, text_of
-from nerite.llm.transcription import AUDIO, NONE, SEGMENT, SEGMENTS, TRANSLATE, WORD, WORDS, TimedText
+from nerite.llm.openai.text_model import TEXT_OUTPUT, CallOrigin, ModelAddress, ModelPurpose, ModelRequest, text_of
+from nerite.llm.speech import AUDIO, NONE, SEGMENT, SEGMENTS, TRANSCRIBE, TRANSLATE, WORD, WORDS, TimedText
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http import files, reply
 from nerite.transports.http.reply import Reply
@@ -31,23 +32,30 @@ from nerite.transports.http.reply import Reply
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
-NEEDS: Final = f"it needs an input '{AUDIO}' (FP32) and an output '{TEXT_OUTPUT}' (BYTES)"
 _MAX_UNKNOWN: Final = 16
 _LONGEST_PROMPT: Final = 8192
 """Characters. A model takes some hundred tokens."""
+_OPENING: Final = 64 * 1024
+"""Bytes of a recording that stand for the beginning of a prompt."""
 
 
 def is_transcriber(signature: Signature) -> bool:
     """Return whether a model turns samples into text."""
-    audio, text = signature.inputs.get(AUDIO), signature.outputs.get(TEXT_OUTPUT)
+    audio = signature.inputs.get(AUDIO)
     return (
         audio is not None
         and audio.datatype is dtypes.FP32
         and audio.dims == (-1,)
-        and text is not None
-        and text.datatype is dtypes.BYTES
+        and text_model.has_type(signature.outputs.get(TEXT_OUTPUT), dtypes.BYTES)
         and signature.required <= {AUDIO}
     )
+
+
+PURPOSE: Final = ModelPurpose(
+    is_transcriber,
+    f"does not transcribe: it needs an input '{AUDIO}' (FP32) and an output '{TEXT_OUTPUT}' (BYTES)",
+    checkpoint.TRANSCRIBE,
+)
 
 
 # The form
@@ -81,6 +89,7 @@ class TranscriptionRequest(NamedTuple):
     user: str = ""
     unknown: Sequence[UnknownField] = ()
     """Parts of the form that were passed over."""
+    task: str = TRANSCRIBE
 
     @property
     def seconds(self) -> float:
@@ -93,6 +102,49 @@ class TranscriptionRequest(NamedTuple):
         if self.words:
             return WORD
         return SEGMENT if self.format in (SRT, VTT, VERBOSE) else NONE
+
+    def origin(self, sender: SenderHeaders) -> CallOrigin:
+        """Return what keeps the request on an arm of a route."""
+        return CallOrigin(sender, self.user, lambda _: bytes(self.samples[:_OPENING]))
+
+    def model_requests(self, signature: Signature, sender: SenderHeaders, address: ModelAddress) -> list[ModelRequest]:
+        """Return the request to the model. Raises ``ApiError`` for settings that it has no input for."""
+        rows = (1,) if signature.max_batch_size else ()
+        specs = [TensorSpec(AUDIO, dtypes.FP32, (*rows, len(self.samples) // 4))]
+        data: list[Buffer] = [self.samples]
+        given: dict[str, tuple[str, Any]] = {
+            "language": ("language", self.language),
+            "task": ("model", self.task if self.task == TRANSLATE else ""),
+            "prompt": ("prompt", self.prompt),
+            "temperature": ("temperature", self.temperature),
+            "timestamps": (_GRANULARITIES if self.words else "response_format", self.timestamps),
+            "stream": ("stream", self.stream),
+        }
+        # A model without them answers at once, and with a text for the whole recording.
+        optional = ("stream",) if self.words else ("stream", "timestamps")
+        for name, (param, value) in given.items():
+            declared = signature.inputs.get(name)
+            if not value or value == NONE:
+                continue
+            if declared is None:
+                if name in optional:
+                    continue
+                raise not_offered(param, f"model '{self.model}' has no input '{name}' to pass it to the model")
+            specs.append(TensorSpec(name, declared.datatype, (*rows, *(1 for _ in declared.dims))))
+            if declared.datatype is dtypes.BYTES:
+                data.append(join_bytes([str(value).encode()]))
+            else:
+                data.append(np.array([value], declared.datatype.numpy).tobytes())
+        return [ModelRequest(address.header(specs, dict(sender.forwarded), sender), data)]
+
+    def reply(self, connection: HttpExchange, name: str, signature: Signature) -> TranscriptionReply:
+        """Return the sink of the request."""
+        return TranscriptionReply(connection, self)
+
+
+def read_translation(body: Buffer, content_type: Buffer) -> TranscriptionRequest:
+    """Read a form with a recording that is to be translated. Raises ``ApiError``."""
+    return read_transcription(body, content_type)._replace(task=TRANSLATE)
 
 
 def read_transcription(body: Buffer, content_type: Buffer) -> TranscriptionRequest:
@@ -183,46 +235,13 @@ def _wants_words(wanted: Sequence[str]) -> bool:
     return WORD in wanted
 
 
-def transcription_request(
-    asked: TranscriptionRequest, task: str, signature: Signature, sender: SenderHeaders, address: ModelAddress
-) -> ModelRequest:
-    """Return the request to the model. Raises ``ApiError`` for settings that it has no input for."""
-    rows = (1,) if signature.max_batch_size else ()
-    specs = [TensorSpec(AUDIO, dtypes.FP32, (*rows, len(asked.samples) // 4))]
-    data: list[Buffer] = [asked.samples]
-    given: dict[str, tuple[str, Any]] = {
-        "language": ("language", asked.language),
-        "task": ("model", task if task == TRANSLATE else ""),
-        "prompt": ("prompt", asked.prompt),
-        "temperature": ("temperature", asked.temperature),
-        "timestamps": (_GRANULARITIES if asked.words else "response_format", asked.timestamps),
-        "stream": ("stream", asked.stream),
-    }
-    # A model without them answers at once, and with a text for the whole recording.
-    optional = ("stream",) if asked.words else ("stream", "timestamps")
-    for name, (param, value) in given.items():
-        declared = signature.inputs.get(name)
-        if not value or value == NONE:
-            continue
-        if declared is None:
-            if name in optional:
-                continue
-            raise not_offered(param, f"model '{asked.model}' has no input '{name}' to pass it to the model")
-        specs.append(TensorSpec(name, declared.datatype, (*rows, *(1 for _ in declared.dims))))
-        if declared.datatype is dtypes.BYTES:
-            data.append(join_bytes([str(value).encode()]))
-        else:
-            data.append(np.array([value], declared.datatype.numpy).tobytes())
-    return ModelRequest(address.header(specs, dict(sender.forwarded), sender), data)
-
-
 # The reply
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 
 
-class Transcription(JointWork):
-    """An exchange for a transcript, which is one request to the model."""
+class TranscriptionReply(SharedReply):
+    """A transcript, which is one request to the model."""
 
     fields = MappingProxyType(
         {
@@ -232,11 +251,10 @@ class Transcription(JointWork):
         }
     )
 
-    def __init__(self, connection: HttpExchange, asked: TranscriptionRequest, task: str) -> None:
+    def __init__(self, connection: HttpExchange, asked: TranscriptionRequest) -> None:
         super().__init__(connection)
         self._asked = asked._replace(samples=b"")
         self._seconds = asked.seconds
-        self._task = task
         self._decoder = text_model.decoder()
         self._text: list[str] = []
         self._language = asked.language
@@ -309,7 +327,7 @@ class Transcription(JointWork):
 
     def _verbose(self, text: str, segments: Sequence[TimedText]) -> dict[str, Any]:
         made: dict[str, Any] = {
-            "task": self._task,
+            "task": self._asked.task,
             "language": self._language,
             "duration": round(self._seconds, 3),
             "text": text,

@@ -33,6 +33,7 @@ from nerite.llm.engine import (
     refuse_what_is_unknown,
     tokenizable,
 )
+from nerite.llm.images import pixels
 from nerite.llm.openvino_genai import framework
 from nerite.llm.openvino_genai.grammars import Grammars
 from nerite.llm.openvino_genai.messages import (
@@ -48,7 +49,6 @@ from nerite.llm.openvino_genai.options import PipelineOptions, check_lora
 from nerite.llm.openvino_genai.pipeline_process import PipelineProcess
 from nerite.llm.openvino_genai.running import ImageTokens, RunningRequest, RunningSequence, StepTexts, read_vocabulary
 from nerite.llm.openvino_genai.scoring import PromptScorer, Scores
-from nerite.llm.request import pixels
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
 

@@ -18,7 +18,7 @@ from nerite.llm.engine import LONGEST_TOKEN
 from nerite.llm.json_grammar import bounded_grammar
 from nerite.llm.openvino_genai import schema_rewrites
 from nerite.llm.openvino_genai.options import MODEL, EncoderOptions, PipelineOptions
-from nerite.llm.request import SamplingParameters
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.structured_output import EBNF, JSON_SCHEMA, REGEX, Grammar
 
 _VERBATIM: Final = "{% for each in messages %}{{ each['content'] }}{% endfor %}"

@@ -170,7 +170,7 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             grammar, ends = pipe.receive()
-            # The parent may have died and cannot enforce the time limit then.
+            # The parent may have ended and cannot enforce the time limit then.
             used = resource.getrusage(resource.RUSAGE_SELF)
             limit = int(used.ru_utime + used.ru_stime + LONGEST_SECONDS * _MAX_CORES + 1)
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from nerite.core.errors import NeriteError
 from nerite.core.tensor import Array
 from nerite.llm.engine import FinishReason
-from nerite.llm.request import SamplingParameters
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
 # To the pipeline process

@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from nerite.core.errors import NeriteError
+from nerite.llm.demand import IMAGE_TOKENS
 from nerite.llm.engine import FinishReason, GenerationRequest, RequestListener, TokenDelta, TokenLogprob
 from nerite.llm.openvino_genai.messages import GenerationOrder, Piece
-from nerite.llm.request import IMAGE_TOKENS
 from nerite.llm.streaming import TextStream
 
 # Detokenization without the framework, for tokenizers whose text is the concatenated bytes of the tokens. That is the
@@ -281,7 +281,7 @@ class StepTexts:
     ) -> tuple[dict[RunningRequest, list[TokenDelta]], list[int]]:
         """Return the deltas of the sequences in ``wanted``, and the numbers of those that the pipeline has to drop.
 
-        Finished sequences are removed from ``wanted``.
+        ChoiceOutput sequences are removed from ``wanted``.
         """
         fresh = []
         for piece in pieces:

@@ -16,7 +16,7 @@ from nerite.frameworks.openvino.graph import openvino, translated
 from nerite.llm.engine import LONGEST_TOKEN
 from nerite.llm.openvino_genai.framework import genai, tokenizer
 from nerite.llm.openvino_genai.options import SpeechSynthesizerOptions, TranscriberOptions
-from nerite.llm.transcription import (
+from nerite.llm.speech import (
     NONE,
     TRANSLATE,
     WORD,

@@ -25,7 +25,8 @@ from nerite.llm.engine import (
     TokenDelta,
     TokenLogprob,
 )
-from nerite.llm.request import SamplingParameters, pixels
+from nerite.llm.images import pixels
+from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.vllm import framework
 from nerite.llm.vllm.framework import VllmArguments
 
@@ -39,6 +40,10 @@ _REASONS: Final[Mapping[str, FinishReason]] = {
 
 _ADAPTER_SECONDS: Final = 60
 """Time limit for loading an adapter."""
+_SLEEP_SECONDS: Final = 300
+"""Time limit for moving the weights between the memory of the GPUs and that of the host."""
+_OFFLOADED: Final = 1
+"""Sleep level of vLLM that keeps the weights in the memory of the host; the KV cache is forgotten."""
 
 
 class VllmRequest:
@@ -144,25 +149,35 @@ class VllmEngine(LoopEngine):
             raise Unsupported(
                 'the model was loaded without LoRA: add "enable_lora": true to its model.json, and load it again'
             )
-        self._call(self._load_adapter(name, path))
+        self._call(self._load_adapter(name, path), "loading the adapter", _ADAPTER_SECONDS)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse requests for a LoRA adapter from now on; those that run go on with it. Raises ``NeriteError``."""
-        self._call(self._unload_adapter(name))
+        self._call(self._unload_adapter(name), "unloading the adapter", _ADAPTER_SECONDS)
 
-    def _call(self, change: Coroutine[Any, Any, None]) -> None:
+    def sleep(self) -> None:
+        """Have vLLM move the weights to the memory of the host, and forget the KV cache. Raises ``NeriteError``."""
+        if not self._able.sleeps:
+            raise Unsupported('the model was loaded without "enable_sleep_mode": true in its model.json')
+        self._call(self._engine.sleep(level=_OFFLOADED), "falling asleep", _SLEEP_SECONDS)
+
+    def wake(self) -> None:
+        """Have vLLM move the weights back to the GPUs. Raises ``NeriteError``."""
+        self._call(self._engine.wake_up(), "waking up", _SLEEP_SECONDS)
+
+    def _call(self, change: Coroutine[Any, Any, None], doing: str, seconds: float) -> None:
         """Have the engine's thread make a change, and wait for it."""
         if not self.is_healthy():
             change.close()
             raise Unavailable("the engine is not running")
         try:
-            asyncio.run_coroutine_threadsafe(change, self._loop).result(_ADAPTER_SECONDS)
+            asyncio.run_coroutine_threadsafe(change, self._loop).result(seconds)
         except NeriteError:
             raise
         except TimeoutError:
-            raise Unavailable(f"the engine has not changed its adapters within {_ADAPTER_SECONDS} seconds") from None
-        except Exception as error:  # it explains what is wrong with the adapter
-            raise framework.translated(error, "loading the adapter") from error
+            raise Unavailable(f"the engine has not ended {doing} within {seconds:g} seconds") from None
+        except Exception as error:  # it explains what is wrong, for example with an adapter
+            raise framework.translated(error, doing) from error
 
     def is_healthy(self) -> bool:
         """Return whether the engine accepts requests."""
@@ -230,6 +245,7 @@ class VllmEngine(LoopEngine):
             images=framework.sees(engine),
             adapters=frozenset(self._adapters),
             priorities=config.scheduler_config.policy == "priority",
+            sleeps=bool(self._arguments.engine.get("enable_sleep_mode")),
         )
         # Warm-up: otherwise the first request would wait for compilation. With logprobs, which need code of their own.
         wanted = SamplingParameters(max_tokens=2, ignore_eos=True, logprobs=min(1, self._able.top_logprobs))
@@ -280,7 +296,7 @@ class VllmEngine(LoopEngine):
                 lora_request=self._adapters.get(request.lora),
                 priority=request.priority,
             )
-        except Exception as error:  # affects only this request, unless the engine is dead
+        except Exception as error:  # affects only this request, unless the engine has failed
             running.listener.failed(framework.translated(error, "starting a request"))
             self._stepped(self.stats())
             return
@@ -316,7 +332,7 @@ class VllmEngine(LoopEngine):
         for running in list(self._running.values()):
             try:
                 deltas = running.taken(self.detokenize)
-            except Exception as error:  # when vLLM dies, it stores the reason in every request
+            except Exception as error:  # when vLLM fails, it stores the reason in every request
                 self._failed(running, framework.translated(error, "a step of the engine"))
                 continue
             if deltas:

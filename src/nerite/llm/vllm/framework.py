@@ -36,7 +36,10 @@ _NUMBERS: Final = {
     "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
 }
 """vLLM's names for configuration parameters."""
-KNOWN: Final = frozenset({*_NUMBERS, selection.CACHE, selection.PREFIX_CACHING, *selection.SPECULATION})
+_SLEEP: Final = "ENABLE_SLEEP_MODE"
+KNOWN: Final = frozenset({*_NUMBERS, selection.CACHE, selection.PREFIX_CACHING, _SLEEP, *selection.SPECULATION})
+_LEADER: Final = "LWS_LEADER_ADDRESS"
+"""Variable with the address of the first pod of a LeaderWorkerSet's group, which runs the server."""
 _TRITON_PARAMETERS: Final = frozenset({"ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"})
 """Parameters of Triton's vLLM backend that are accepted; what they enable is always on here."""
 
@@ -65,6 +68,8 @@ def read_arguments(context: ModelContext, instance: InstanceContext | None = Non
     # Older versions of vLLM had the opposite flag.
     if "disable_log_requests" in given:
         given["enable_log_requests"] = not given.pop("disable_log_requests")
+    if "enable_sleep_mode" in given:
+        given["enable_sleep_mode"] = is_true(given["enable_sleep_mode"])
     # Among equal priorities it is first come, first served, so requests without a priority are not affected.
     given.setdefault("scheduling_policy", "priority")
     adapters = _with_adapters(context, given)
@@ -75,12 +80,14 @@ def read_arguments(context: ModelContext, instance: InstanceContext | None = Non
             "for multi-GPU models."
         )
     if given.get("distributed_executor_backend") == "ray" and os.environ.get(selection.RESERVED_GPUS):
-        # vLLM would wait for GPUs that its own server has, for ever (ray-project/ray#59064).
+        # vLLM would wait endlessly for GPUs that its own server has (ray-project/ray#59064).
         raise InvalidArgument(
             f"model '{context.name}': vLLM asks Ray for GPUs itself, and this server has reserved "
             f"{os.environ[selection.RESERVED_GPUS]} already. Write engine-places-gpus = true instead of gpus in "
             "[pool.resources] of the cluster file, or remove distributed_executor_backend from model.json"
         )
+    if int(given.get("nnodes", 1)) > 1 and (leader := os.environ.get(_LEADER)):
+        given.setdefault("master_addr", leader)
     name = context.name if instance is None else instance.name
     return VllmArguments(name, given, adapters, {} if instance is None else _variables(context, instance))
 
@@ -100,6 +107,8 @@ def _parameter_arguments(context: ModelContext) -> dict[str, Any]:
     }
     if context.parameter(selection.PREFIX_CACHING):
         given["enable_prefix_caching"] = configuration.flag(context, selection.PREFIX_CACHING, default=True)
+    if context.parameter(_SLEEP):
+        given["enable_sleep_mode"] = configuration.flag(context, _SLEEP, default=False)
     if context.parameter(selection.CACHE):
         given["kv_cache_memory_bytes"] = selection.count_parameter(context, selection.CACHE) << 30
     if guessing := _speculation(context, selection.speculation(context)):
@@ -121,7 +130,7 @@ def _speculation(context: ModelContext, wanted: Speculation) -> dict[str, Any]:
 def _with_adapters(context: ModelContext, given: dict[str, Any]) -> dict[str, str]:
     """Return the adapters of a model, and configure their number and rank in ``given``."""
     file = context.version_directory / _ADAPTERS
-    if not _is_true(given.get("enable_lora", False)):
+    if not is_true(given.get("enable_lora", False)):
         return {}
     given["enable_lora"] = True
     # One slot more than the adapters that run at the same time: if all slots are in use, vLLM's CPU kernels answer
@@ -167,7 +176,8 @@ def _object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _is_true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
+    """Return whether a flag of model.json is set, as JSON or, as Triton's pages also write it, as text."""
     return value is True or (isinstance(value, str) and value.lower() == "true")
 
 

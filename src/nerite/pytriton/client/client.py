@@ -5,137 +5,33 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from types import ModuleType
-from typing import Any, Final, Self, TypeVar
+from contextlib import suppress
+from typing import Any, Self, TypeVar
 
 from nerite.core.tensor import Array
-from nerite.pytriton.client.calls import (
-    DEFAULT_INFERENCE_SECONDS,
-    DEFAULT_INIT_SECONDS,
-    Parameters,
-    ServerAddress,
-    batched_inputs,
-    checked_parameters,
-    headers_of,
-    read_config,
-    results_of,
-)
+from nerite.pytriton.client.base import BaseModelClient, ReadinessWait, StreamPart, library, translated
+from nerite.pytriton.client.calls import DEFAULT_INFERENCE_SECONDS, Parameters, ServerAddress, results_of
 from nerite.pytriton.client.exceptions import (
     PyTritonClientClosedError,
-    PyTritonClientError,
-    PyTritonClientInferenceServerError,
-    PyTritonClientModelUnavailableError,
     PyTritonClientQueueFullError,
     PyTritonClientTimeoutError,
-    PyTritonClientValueError,
 )
 from nerite.pytriton.decorators import TritonModelConfig
 
 _T = TypeVar("_T")
-_PAUSE: Final = 0.1
-
-
-def library(name: str) -> ModuleType:
-    """Return a module of ``tritonclient``. Raises ``PyTritonClientError`` if it is not installed."""
-    try:
-        return import_module(f"tritonclient.{name}")
-    except ImportError as error:
-        raise PyTritonClientError(
-            f"tritonclient is not installed ({error}). Install it: pip install 'nerite[pytriton]'"
-        ) from None
-
-
-def as_client_error(error: Exception) -> PyTritonClientError:
-    """Return the exception of this package for one of ``tritonclient`` or of the network."""
-    text = str(error)
-    status = str(getattr(error, "status", lambda: "")() or "")
-    if isinstance(error, TimeoutError) or "DEADLINE_EXCEEDED" in status or "timed out" in text:
-        return PyTritonClientTimeoutError(f"The server has not answered in time: {text}")
-    return PyTritonClientInferenceServerError(text)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise exceptions of this package in place of those of ``tritonclient`` and of the network."""
-    try:
-        yield
-    except (PyTritonClientError, GeneratorExit):
-        raise
-    except Exception as error:
-        raise as_client_error(error) from error
-
-
-class BaseModelClient:
-    """Address, model and time limits of a client."""
-
-    def __init__(
-        self,
-        url: str,
-        model_name: str,
-        model_version: str | None = None,
-        *,
-        lazy_init: bool = True,
-        init_timeout_s: float | None = None,
-        inference_timeout_s: float | None = None,
-        model_config: TritonModelConfig | None = None,
-        ensure_model_is_ready: bool = True,
-        access_token: str | None = None,
-    ) -> None:
-        """Raises ``PyTritonClientInvalidUrlError`` and ``PyTritonClientValueError``."""
-        self._address = ServerAddress.parse(url)
-        if not isinstance(model_name, str) or not model_name:
-            raise PyTritonClientValueError(f"model_name is {model_name!r}: it must be the name of a model.")
-        for name, value in (("init_timeout_s", init_timeout_s), ("inference_timeout_s", inference_timeout_s)):
-            if value is not None and not value > 0:
-                raise PyTritonClientValueError(f"{name} is {value}: it must be more than 0.")
-        self._url = url
-        self._model = model_name
-        self._version = str(model_version or "")
-        self._init_seconds = DEFAULT_INIT_SECONDS if init_timeout_s is None else init_timeout_s
-        self._seconds = DEFAULT_INFERENCE_SECONDS if inference_timeout_s is None else inference_timeout_s
-        self._config = model_config
-        self._ensure = ensure_model_is_ready
-        self._token = access_token
-        self._closed = False
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model."""
-        return self._model
-
-    @property
-    def model_version(self) -> str | None:
-        """Version of the model, if one was named."""
-        return self._version or None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PyTritonClientClosedError("This client was closed: create another one.")
-
-    def _arguments(self, lib: ModuleType, arrays: Mapping[str, Array]) -> tuple[list[Any], list[Any]]:
-        """Return inputs and outputs as ``tritonclient`` takes them."""
-        assert self._config is not None
-        to_name = library("utils").np_to_triton_dtype
-        inputs = []
-        for name, array in arrays.items():
-            tensor = lib.InferInput(name, list(array.shape), to_name(array.dtype))
-            tensor.set_data_from_numpy(array)
-            inputs.append(tensor)
-        return inputs, [lib.InferRequestedOutput(str(each.name)) for each in self._config.outputs]
 
 
 class ModelClient(BaseModelClient):
     """Client of one model over HTTP or gRPC (``grpc://``). For one thread; a context manager."""
 
+    _counterpart = "DecoupledModelClient with grpc://"
+
     def __init__(self, url: str, model_name: str, model_version: str | None = None, **settings: Any) -> None:
         super().__init__(url, model_name, model_version, **settings)
-        self._lib = library(self._address.protocol)
         self._client = self.create_client_from_url(url, self._seconds)
-        if not settings.get("lazy_init", True):
+        if not self._lazy:
             self._ready()
 
     @classmethod
@@ -176,30 +72,24 @@ class ModelClient(BaseModelClient):
 
     def wait_for_server(self, timeout_s: float) -> None:
         """Wait until the server is ready. Raises ``PyTritonClientTimeoutError``."""
-        self._wait(lambda: bool(self._client.is_server_ready(headers=self._headers())), timeout_s, "The server is")
+        self._wait(lambda: bool(self._client.is_server_ready(headers=self._headers())), "The server", timeout_s)
 
     def wait_for_model(self, timeout_s: float) -> None:
         """Wait until the model is ready. Raises ``PyTritonClientTimeoutError``."""
-        what = f"Model {self._model} is"
-        self._wait(
-            lambda: bool(self._client.is_model_ready(self._model, self._version, headers=self._headers())),
-            timeout_s,
-            what,
-        )
 
-    def _wait(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        def ready() -> bool:
+            return bool(self._client.is_model_ready(self._model, self._version, headers=self._headers()))
+
+        self._wait(ready, f"Model {self._model}", timeout_s)
+
+    def _wait(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
         self._check_open()
-        deadline = time.monotonic() + timeout_s
-        reason = ""
+        wait = ReadinessWait(what, timeout_s)
         while True:
-            try:
+            with wait.attempt():
                 if ready():
                     return
-            except Exception as error:  # nothing listens there yet
-                reason = f" ({error})"
-            if time.monotonic() >= deadline:
-                raise PyTritonClientTimeoutError(f"{what} not ready within {timeout_s:g} s{reason}.")
-            time.sleep(_PAUSE)
+            time.sleep(wait.pause())
 
     @property
     def model_config(self) -> TritonModelConfig:
@@ -221,83 +111,38 @@ class ModelClient(BaseModelClient):
         with translated():
             self._client.unload_model(self._model, headers=self._headers())
 
-    def infer_sample(
-        self, *inputs: Any, parameters: Parameters | None = None, headers: Parameters | None = None, **named_inputs: Any
-    ) -> Any:
-        """Send inputs without a batch dimension; return outputs without one, by name."""
-        return self._infer(inputs, named_inputs, parameters, headers, sample=True)
-
-    def infer_batch(
-        self, *inputs: Any, parameters: Parameters | None = None, headers: Parameters | None = None, **named_inputs: Any
-    ) -> Any:
-        """Send a batch; return the outputs by name."""
-        return self._infer(inputs, named_inputs, parameters, headers, sample=False)
-
     def _ready(self) -> TritonModelConfig:
         self._check_open()
-        if self._config is None:
-            self._wait_until_known()
-            with translated():
-                document = self._client.get_model_config(self._model, self._version, **self._as_json())
-            self._config = read_config(document.get("config", document))
-            self._check_kind(self._config)
-        return self._config
-
-    def _wait_until_known(self) -> None:
-        self.wait_for_server(self._init_seconds) if not self._ensure else self.wait_for_model(self._init_seconds)
-
-    def _check_kind(self, config: TritonModelConfig) -> None:
-        if config.decoupled:
-            raise PyTritonClientModelUnavailableError(
-                f"Model {self._model} answers with streams: use DecoupledModelClient with grpc://."
-            )
-
-    def _as_json(self) -> dict[str, Any]:
-        grpc = {"as_json": True} if self._address.protocol == "grpc" else {}
-        return {"headers": self._headers(), **grpc}
-
-    def _headers(self, more: Parameters | None = None) -> dict[str, str]:
-        return headers_of(self._address, more, self._token)
+        if self._config is not None:
+            return self._config
+        (self.wait_for_model if self._ensure else self.wait_for_server)(self._init_seconds)
+        with translated():
+            document = self._client.get_model_config(**self._config_arguments())
+        return self._take_config(document)
 
     def _infer(
         self, inputs: Any, by_name: Any, parameters: Parameters | None, headers: Parameters | None, *, sample: bool
     ) -> Any:
         config = self._ready()
-        arrays = batched_inputs(config, inputs, by_name, sample=sample)
-        sent, outputs = self._arguments(self._lib, arrays)
-        limit = {"client_timeout": self._seconds} if self._address.protocol == "grpc" else {}
+        arguments = self._arguments(config, inputs, by_name, parameters, sample=sample)
+        if self._address.protocol == "grpc":
+            arguments["client_timeout"] = self._seconds
         with translated():
-            result = self._client.infer(
-                self._model,
-                sent,
-                model_version=self._version,
-                outputs=outputs,
-                headers=self._headers(headers),
-                parameters=checked_parameters(parameters) or None,
-                **limit,
-            )
+            result = self._client.infer(**arguments, headers=self._headers(headers))
         return results_of(config, result, sample=sample)
 
 
 class DecoupledModelClient(ModelClient):
     """Client of a model that answers with streams; gRPC only. ``infer_sample`` and ``infer_batch`` are generators."""
 
-    def __init__(self, url: str, model_name: str, model_version: str | None = None, **settings: Any) -> None:
-        super().__init__(url, model_name, model_version, **settings)
-        if self._address.protocol != "grpc":
-            raise PyTritonClientValueError(f"Streams need gRPC: grpc://{self._address.host}:8001 in place of {url}.")
-
-    def _check_kind(self, config: TritonModelConfig) -> None:
-        if not config.decoupled:
-            raise PyTritonClientModelUnavailableError(f"Model {self._model} answers once: use ModelClient.")
+    _streams = True
+    _counterpart = "ModelClient"
 
     def _infer(
         self, inputs: Any, by_name: Any, parameters: Parameters | None, headers: Parameters | None, *, sample: bool
     ) -> Iterator[dict[str, Array]]:
         config = self._ready()
-        arrays = batched_inputs(config, inputs, by_name, sample=sample)
-        sent, outputs = self._arguments(self._lib, arrays)
-        checked = checked_parameters(parameters)
+        arguments = self._arguments(config, inputs, by_name, parameters, sample=sample)
         responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         with translated():
             self._client.start_stream(
@@ -305,14 +150,7 @@ class DecoupledModelClient(ModelClient):
             )
         try:
             with translated():
-                self._client.async_stream_infer(
-                    self._model,
-                    sent,
-                    model_version=self._version,
-                    outputs=outputs,
-                    parameters=checked or None,
-                    enable_empty_final_response=True,
-                )
+                self._client.async_stream_infer(**arguments, enable_empty_final_response=True)
                 while True:
                     try:
                         result, error = responses.get(timeout=self._seconds)
@@ -320,22 +158,14 @@ class DecoupledModelClient(ModelClient):
                         raise PyTritonClientTimeoutError(
                             f"No response of {self._model} within {self._seconds:g} s."
                         ) from None
-                    if error is not None:
-                        raise error
-                    response = result.get_response()
-                    if response.outputs:
-                        yield results_of(config, result, sample=sample)
-                    if is_final(response):
+                    part = StreamPart(config, result, error, sample=sample)
+                    if part.outputs is not None:
+                        yield part.outputs
+                    if part.final:
                         return
         finally:
             with suppress(Exception):  # the stream is over, however it ended
                 self._client.stop_stream(cancel_requests=True)
-
-
-def is_final(response: Any) -> bool:
-    """Return whether a gRPC response is the last of its request."""
-    parameter = response.parameters.get("triton_final_response")
-    return bool(parameter is not None and parameter.bool_param)
 
 
 class FuturesModelClient:

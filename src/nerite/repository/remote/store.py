@@ -24,7 +24,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionErr
 
 from nerite.core.errors import Internal, Unavailable
 from nerite.repository.remote.credentials import OpenedStore
-from nerite.scheduling.stall_detectors import ExponentialBackoff
+from nerite.scheduling.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -36,7 +36,7 @@ TRIES = 6
 """Maximum number of attempts in a row without progress, about eight seconds in all."""
 
 
-class PassingFailure(Exception):
+class TransientFailure(Exception):
     """A transient failure: the operation may succeed when it is retried."""
 
     def __init__(self, reason: str, *, progressed: bool = False) -> None:
@@ -57,7 +57,7 @@ def retried(what: str, attempt: Callable[[], _T], stopped: Event) -> _T:
             raise Unavailable(f"{what} was cancelled: the server is stopping")
         try:
             return attempt()
-        except PassingFailure as failure:
+        except TransientFailure as failure:
             if failure.progressed:
                 backoff, failures = ExponentialBackoff(first=0.5, limit=15.0), 0
             failures += 1
@@ -195,7 +195,7 @@ class Store:
     def read(self, file: RemoteFile, start: int) -> tuple[int, Iterator[bytes]]:
         """Read a file from ``start``, or from an earlier offset; return the actual offset and the chunks.
 
-        Both the call and the iterator raise ``ObjectChangedError`` and ``PassingFailure``.
+        Both the call and the iterator raise ``ObjectChangedError`` and ``TransientFailure``.
         """
         options: obstore.GetOptions = {}
         if file.etag:
@@ -266,7 +266,7 @@ class Store:
             return refusal(f"there is no {what} '{self._location.bucket}': {reason}. Check the name.")
         if 400 <= status < 500 and status not in _PASSING:
             return refusal(f"{reason} (HTTP status {status})")
-        return PassingFailure(reason)
+        return TransientFailure(reason)
 
 
 def _file(prefix: str, meta: ObjectMeta) -> RemoteFile:
@@ -307,9 +307,9 @@ def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int
             for piece in pieces:
                 sink.write(piece)
                 arrived(len(piece))
-        except PassingFailure as failure:
-            raise PassingFailure(str(failure), progressed=sink.tell() > begin) from None
+        except TransientFailure as failure:
+            raise TransientFailure(str(failure), progressed=sink.tell() > begin) from None
         sink.flush()
         os.fsync(sink.fileno())
         if sink.tell() != file.size:
-            raise PassingFailure(f"received {sink.tell()} of {file.size} bytes", progressed=sink.tell() > begin)
+            raise TransientFailure(f"received {sink.tell()} of {file.size} bytes", progressed=sink.tell() > begin)

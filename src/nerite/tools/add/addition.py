@@ -17,6 +17,7 @@ from nerite.config.json_form import from_json, to_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.config.model_config import ModelConfig, ModelParameter
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound
+from nerite.core.sample_inputs import Sizes
 from nerite.core.tensor import Array
 from nerite.tools.add import proposal
 from nerite.tools.add.destination import Destination, check_name, declared, destination, fit_name
@@ -31,14 +32,17 @@ from nerite.tools.add.proposal import (
     contest_verdict,
     propose,
 )
-from nerite.tools.add.trial_inputs import (
+from nerite.tools.bench.requests import Request, made_up_data
+from nerite.tools.trial_inputs import (
+    Shapes,
     check_shapes,
+    chosen_shapes,
+    first_answered,
     is_enlarged,
-    plausible_shapes,
-    shape_option,
+    shapes_to_try,
+    sizes_advice,
     variable_inputs,
 )
-from nerite.tools.bench.requests import Request, Shapes, made_up_data
 
 _ELSEWHERE: Final = "Pass --no-load to add it anyway, for a server that has what it needs."
 _REMEDIES: Final = (
@@ -139,29 +143,28 @@ class Examination:
         """Return random data that the model answers, and keep their shapes; the most plausible ones are tried first."""
         given = self._order.shapes
         free = variable_inputs(self._inputs, given, batching=batching)
-        refusal: ClientError | None = None
-        for shapes in plausible_shapes(self._inputs, batching=batching, given=given):
+
+        def ask(shapes: Mapping[str, Sizes]) -> Request:
             self._shapes = shapes
             made = self._data(int(batching))
-            try:
-                self._client.infer(self._model.name, made)
-            except ClientError as error:
-                refusal = refusal or error
-                continue
-            self._outcome.example_shapes = {
-                tensor.name: shapes[tensor.name]
-                for tensor in self._inputs
-                if is_enlarged(tensor, shapes[tensor.name], batching=batching)
-            }
-            if free:
-                used = " ".join(shape_option(tensor.name, shapes[tensor.name]) for tensor in free)
-                self._outcome.remarks.append(f"Variable dimensions were measured with {used}; specify others likewise.")
+            self._client.infer(self._model.name, made)
             return made
-        assert refusal is not None
+
+        try:
+            shapes, made = first_answered(shapes_to_try(self._inputs, batching=batching, given=given), ask)
+        except ClientError as error:
+            if not free:
+                raise
+            advice = sizes_advice(free, batching=batching)
+            raise ClientError(f"{_reason(error)}. {advice}") from error
+        self._outcome.example_shapes = {
+            tensor.name: shapes[tensor.name]
+            for tensor in self._inputs
+            if is_enlarged(tensor, shapes[tensor.name], batching=batching)
+        }
         if free:
-            needed = " ".join(shape_option(tensor.name, tensor.shape[batching:]) for tensor in free)
-            raise ClientError(f"{_reason(refusal)}. Specify sizes that it takes: {needed}") from refusal
-        raise refusal
+            self._outcome.remarks.append(chosen_shapes({tensor.name: shapes[tensor.name] for tensor in free}))
+        return made
 
     def _contest(
         self, config: ModelConfig, rivals: Sequence[str], sample: Request
@@ -260,10 +263,24 @@ def rivals_of(config: ModelConfig) -> list[str]:
     return [backend for backend in others_with_the_file(config) if registry.is_installed(backend)]
 
 
+_BENCH: Final = "Measure it on a server: nerite bench {name} --protocol openai"
+_OF_TEXT: Final = f"it generates text. {_BENCH}"
+_WORK: Final = {
+    "image": "it generates images, which takes long",
+    "audio": "it synthesizes speech, which takes long",
+    "segments": "it transcribes recordings, which takes long",
+    "embedding": f"it embeds texts. {_BENCH} --endpoint embeddings",
+    "label": "it classifies texts, and its engine batches by itself",
+    "scores": f"it reranks texts. {_BENCH} --endpoint rerank",
+}
+"""What models for the backend ``llm`` do, by an output that only they have, in this order."""
+
+
 def _obstacle(config: ModelConfig) -> str:
     """Return the reason why a model cannot be measured on its own with random requests, or "" if it can."""
     if config.backend == LANGUAGE_MODELS:
-        return f"it generates text. Measure it on a server: nerite bench {config.name} --protocol openai"
+        outputs = {tensor.name for tensor in config.output}
+        return next((what for name, what in _WORK.items() if name in outputs), _OF_TEXT).format(name=config.name)
     if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
         return "it is decoupled"
     if config.sequence_batching is not None:
@@ -274,12 +291,16 @@ def _obstacle(config: ModelConfig) -> str:
 
 
 _LONGEST_REASON: Final = 300
+_INTRODUCTION: Final = (
+    r"^.* cannot be served: (load failed for model '[^']*': )?(version \d+ is at UNAVAILABLE state: )?(Internal: )?"
+)
+"""What introduces each error of a load."""
 
 
 def _reason(error: Exception | str) -> str:
     """Return the text of an error on one line, abbreviated, without what introduces each error of a load."""
     text = error.message if isinstance(error, NeriteError) else str(error)
-    text = re.sub(r"^.* cannot be served: (load failed for model '[^']*': )?", "", " ".join(text.split()))
+    text = re.sub(_INTRODUCTION, "", " ".join(text.split()))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 

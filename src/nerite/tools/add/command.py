@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from nerite.cli.command import (
     ProgressBar,
@@ -18,22 +18,22 @@ from nerite.cli.command import (
     add_repeated,
     agreed,
     complain,
+    is_interactive,
     megabytes,
     new_parser,
     positive_integer,
     show,
     show_json,
-    somebody_is_there,
     status_of,
 )
-from nerite.client import TensorDescription
+from nerite.client import ModelDescription, TensorDescription
 from nerite.config.json_form import to_json
 from nerite.config.loading import CONFIG_FILE
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.text import render_table, terminal_width
-from nerite.functions.folder import write_in_process_of_its_own
 from nerite.functions.function_source import FunctionSource
+from nerite.functions.model_directory import write_in_subprocess
 from nerite.sources.fetching import ModelFetcher, TerminalWatcher
 from nerite.sources.name import parse_bare_name, parse_name
 from nerite.sources.serving import served_name
@@ -41,8 +41,7 @@ from nerite.tools.add.addition import add_model
 from nerite.tools.add.destination import add_repository, repository_of
 from nerite.tools.add.order import LANGUAGE_MODELS, AddOrder, AddOutcome, Watcher
 from nerite.tools.add.proposal import Latency
-from nerite.tools.add.trial_inputs import shape_option
-from nerite.tools.client_infer import given_shape
+from nerite.tools.trial_inputs import add_shape_option, shape_option
 
 
 def as_text(outcome: AddOutcome, *, placed: bool) -> str:
@@ -70,9 +69,39 @@ def as_text(outcome: AddOutcome, *, placed: bool) -> str:
     return "\n".join(lines)
 
 
+_NAME: Final = "NAME"
+_URL: Final = "localhost:8000/v1"
+_TRIES: Final = {
+    "transcribe": ["curl", f"{_URL}/audio/transcriptions", "-F", f"model={_NAME}", "-F", "file=@recording.wav"],
+    "text_to_speech": [
+        "curl", f"{_URL}/audio/speech", "-d", f'{{"model": "{_NAME}", "input": "Good morning."}}', "-o", "speech.wav",
+    ],
+    "text_to_image": [
+        "curl", f"{_URL}/images/generations", "-d", f'{{"model": "{_NAME}", "prompt": "a sea snail"}}',
+        "-o", "image.json",
+    ],
+}  # fmt: skip
+"""Commands that run models of speech and images."""
+
+
+def task_of(signature: ModelDescription) -> str:
+    """Return the task of a model of speech or images, by its tensors; empty for others."""
+    inputs = {tensor.name: tensor.datatype for tensor in signature.inputs}
+    outputs = {tensor.name: tensor.datatype for tensor in signature.outputs}
+    if inputs.get("audio") == "FP32" and outputs.get("text_output") == "BYTES":
+        return "transcribe"
+    if inputs.get("text_input") != "BYTES":
+        return ""
+    speaks, paints = outputs.get("audio") == "FP32", outputs.get("image") == "BYTES"
+    return "text_to_speech" if speaks else "text_to_image" if paints else ""
+
+
 def example_command(outcome: AddOutcome) -> list[str]:
     """Return a command that runs the model on a server."""
     name, signature, policy = outcome.destination.name, outcome.signature, outcome.config.model_transaction_policy
+    task = outcome.artifact.task if signature is None else task_of(signature)
+    if task in _TRIES:
+        return [word.replace(_NAME, name) for word in _TRIES[task]]
     if outcome.config.backend == LANGUAGE_MODELS if signature is None else signature.generates_text:
         return ["nerite", "chat", name]
     command = ["nerite", "client", "infer", name, "--random"]
@@ -254,7 +283,7 @@ def _artifact(options: argparse.Namespace) -> Iterator[None]:
                 options.name = options.name or served_name(found.name)
                 yield
         elif source is not None and source.name:
-            (written,) = write_in_process_of_its_own(source, Path(folder), copy=True)
+            (written,) = write_in_subprocess(source, Path(folder), copy=True)
             options.artifact = Path(folder, written)
             yield
         else:
@@ -293,11 +322,7 @@ def command_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--no-load", action="store_true", help="do not load the model, for one that only runs on other machines"
     )
-    shape = (
-        "shape, without the batch, for measuring an input with variable dimensions, such as pixels:3,224,224 "
-        "(default: plausible sizes, which the report states)"
-    )
-    add_repeated(how, "--shape", "INPUT:SIZES", shape, given_shape)
+    add_shape_option(how)
     batch = "largest batch to measure (default: 64)"
     how.add_argument("--max-batch", metavar="N", type=positive_integer, default=64, help=batch)
     answer = how.add_mutually_exclusive_group()
@@ -348,7 +373,7 @@ class _InteractiveWatcher(Watcher):
     def accepts(self, outcome: AddOutcome) -> bool:
         if self._options.no:
             return False
-        if self._options.yes or self._options.json or not somebody_is_there():
+        if self._options.yes or self._options.json or not is_interactive():
             return True
         self._progress.clear()
         print(proposed(outcome))

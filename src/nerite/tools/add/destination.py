@@ -55,6 +55,9 @@ def repository_at(text: str, environment: Mapping[str, str]) -> Path:
         remedy = "Work on a local directory, and upload it afterwards."
         raise InvalidArgument(f"{named} is in an object store, which this command does not support.\n    {remedy}")
     path = Path(named)
+    if named.startswith(("hf:", "mlflow:")) and not path.exists():
+        remedy = f"Add the model to a repository: nerite add {named}"
+        raise InvalidArgument(f"{named} is the name of a model, not a repository.\n    {remedy}")
     if path.exists() and not path.is_dir():
         remedy = "Specify the directory that contains one directory per model."
         raise InvalidArgument(f"{path} is not a directory.\n    {remedy}")

@@ -48,6 +48,7 @@ from nerite.tools.bench.options import add_measurement, add_requests, add_tensor
 from nerite.tools.bench.provenance import Provenance, command_line
 from nerite.tools.bench.report import write_file
 from nerite.tools.bench.session import ServerReading
+from nerite.tools.trial_inputs import chosen_shapes
 
 PROGRAM = "nerite analyze"
 _SETTINGS = "\n".join(f"  {name:12}{setting.purpose}" for name, setting in SETTINGS.items())
@@ -214,9 +215,10 @@ def _analyze(options: argparse.Namespace) -> int:
     goal = Goal(options.objective, options.max_p99, options.max_memory and options.max_memory * 1e6, options.min_rate)
     with ProgressBar() as progress:
         progress.doing("loading the models with their current configurations")
-        load = _load(options)
-        configs = completed(repository, load.models)
-        load = load.fitted(configs)
+        load, configs = completed(repository, _load(options))
+        progress.clear()
+        for text in _chosen(load, options):
+            show(text)
         subjects = _subjects(repository, load, configs)
         space = space_of(subjects, usable_cores(), options.set)
         directories = {repository / name: config for name, config in configs.items()}
@@ -241,6 +243,16 @@ def _analyze(options: argparse.Namespace) -> int:
         write_file(options.json, json.dumps({"models": options.models, **counts, "findings": ranked}, indent=2) + "\n")
     about = (f"{len(found)} of {space.size} configurations", *_about(load, now))
     return _conclude(options, subjects, goal, about, found)
+
+
+def _chosen(load: Load, options: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each model whose variable dimensions were given sizes."""
+    given = {name for name, _ in options.shape}
+    for wanted in load.asked:
+        chosen = {name: sizes for name, sizes in wanted.shapes.items() if not given & {name, f"{wanted.model}.{name}"}}
+        if chosen:
+            shown = {f"{wanted.model}.{name}" if len(load.asked) > 1 else name: chosen[name] for name in chosen}
+            yield chosen_shapes(shown)
 
 
 def _found(options: argparse.Namespace, space: Space, goal: Goal, bench: Bench) -> list[Finding]:

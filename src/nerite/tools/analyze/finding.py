@@ -331,14 +331,6 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
     yield report.html_figure(
         "Latency by throughput", meaning, lines("requests/s", "p99 latency, ms", [*curves, *cloud])
     )
-    best_figures = [(str(place), goal.best_figure(each)) for place, each in enumerate(shown, 1)]
-    yield report.html_figure(
-        "Throughput",
-        "At the best level of each numbered configuration, with 95 % confidence intervals.",
-        error_bars("requests/s", [ErrorBar(place, one.rate, one.error) for place, one in best_figures]),
-    )
-    rows = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
-    yield report.html_figure("Memory", "Under load, for the numbered configurations.", bars("MB", ("memory",), rows))
     label, sign = _MEASURES[goal.objective]
     kept = [(float(at), sign * goal.score(each)[1]) for at, each in enumerate(found, 1) if goal.kept(each)]
     if kept:
@@ -350,6 +342,14 @@ def _plots(found: Sequence[Finding], best: Sequence[Finding], goal: Goal) -> Ite
         ]
         meaning = "Configurations that meet the limits, in the order of their measurement."
         yield report.html_figure("Search", meaning, lines("configuration", label, series))
+    best_figures = [(str(place), goal.best_figure(each)) for place, each in enumerate(shown, 1)]
+    yield report.html_figure(
+        "Throughput",
+        "At the best level of each numbered configuration, with 95 % confidence intervals.",
+        error_bars("requests/s", [ErrorBar(place, one.rate, one.error) for place, one in best_figures]),
+    )
+    rows = [(str(place), (each.memory / 1e6,)) for place, each in enumerate(shown, 1)]
+    yield report.html_figure("Memory", "Under load, for the numbered configurations.", bars("MB", ("memory",), rows))
 
 
 # Text output: lines, rows of tables, and the changes of the best configuration.

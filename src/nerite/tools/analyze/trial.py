@@ -9,7 +9,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from nerite.tools.analyze.search import Value
 from nerite.tools.bench.measurement import BenchTarget, LoadLevel, Rule
 from nerite.tools.bench.noise import half_width
 from nerite.tools.bench.provenance import machine
-from nerite.tools.bench.requests import TensorLoad, prepared_tensors
+from nerite.tools.bench.requests import TensorLoad, prepared_tensors, sized
 from nerite.tools.bench.session import Fleet, LevelOutcome, ServerReading, Session, together
 
 
@@ -115,19 +115,24 @@ def _load_json(wanted: TensorLoad) -> dict[str, Any]:
     }
 
 
-def completed(repository: Path, models: Sequence[str]) -> dict[str, ModelConfig]:
-    """Return the current complete configurations of models, and of the models that ensembles among them consist of.
+def completed(repository: Path, load: Load) -> tuple[Load, dict[str, ModelConfig]]:
+    """Return the load adapted to its models, and their current complete configurations.
 
-    Raises ``NeriteError`` if one cannot be loaded.
+    The configurations include those of the models that ensembles consist of. Raises ``NeriteError`` if a model cannot
+    be loaded, or a shape does not fit.
     """
     found: dict[str, ModelConfig] = {}
-    with _loaded(repository, models) as (trial, _):
-        names = list(models)
+    with _loaded(repository, load.models) as (trial, _):
+        names = list(load.models)
         for name in names:
             found[name] = config = from_json(trial.client.config(name))
             steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
             names += [step.model_name for step in steps if step.model_name not in names]
-    return found
+        load = load.fitted(found)
+        with suppress(ClientError):  # the measurement of the current configuration reports it
+            # Once, so that all configurations are measured with the same sizes.
+            load = dataclasses.replace(load, asked=tuple(sized(wanted, trial.client) for wanted in load.asked))
+    return load, found
 
 
 def measured(

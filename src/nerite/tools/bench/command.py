@@ -41,6 +41,7 @@ from nerite.tools.bench.session import (
     Session,
 )
 from nerite.tools.connection import connected, remedied
+from nerite.tools.trial_inputs import chosen_shapes
 
 # Output: a table with a row for each level of load, and remarks.
 
@@ -181,6 +182,8 @@ def _bench(options: argparse.Namespace) -> int:
             outcomes = _outcomes(session, levels, search, lambda look: _show_progress(progress, look))
     table = [headings(outcomes), *(row(outcome, cancels=_cancels(outcomes)) for outcome in outcomes)]
     told = list(remarks(outcomes, options.stability))
+    if plan.shapes:
+        told.append(chosen_shapes(plan.shapes))
     if search is not None:
         told.insert(0, found(search))
     show_table(table[0], table[1:])

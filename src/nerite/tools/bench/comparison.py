@@ -165,8 +165,8 @@ def differences(one: BenchedSide, other: BenchedSide) -> Iterator[str]:
             yield f"The machines differ: {name} {values[0]} and {values[1]}."
     if first.server_version != second.server_version:
         yield f"The servers differ: {first.server_version or 'unknown'} and {second.server_version or 'unknown'}."
-    for side, lacking in ((one, other), (other, one)):
-        only = [str(key) for key in side.levels if key not in lacking.levels]
+    for side, missing_package in ((one, other), (other, one)):
+        only = [str(key) for key in side.levels if key not in missing_package.levels]
         if only:
             yield f"Only in {side.name}: {', '.join(only)}."
     for side in (one, other):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import itertools
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 
 import uvloop
 
+from nerite.observability.machine import raise_open_file_limit
 from nerite.tools.bench.forms import Sequences
 from nerite.tools.bench.grpc_generator import GrpcPort
 from nerite.tools.bench.http_generator import ChatEvents, Events, HttpPort, Recorder, RequestSlot, Totals
@@ -59,8 +59,7 @@ def run(plan: BenchPlan, share: int, shares: int, pipe: Connection) -> None:
     """Run a generator that executes commands from the pipe until it is closed."""
     # Ctrl-C is handled by the parent process, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_open_file_limit()
     # There is almost no garbage, and a collection pause would count as latency of the server.
     gc.freeze()
     gc.disable()

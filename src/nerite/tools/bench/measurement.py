@@ -452,6 +452,8 @@ class BenchPlan:
     """Answers are streamed."""
     decoupled: bool = False
     """The model is decoupled and marks its last response."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes that were chosen because the user gave none for inputs with variable dimensions."""
     schedule: tuple[float, ...] = ()
     """Recorded times at which requests are sent; empty without a recording."""
     speed: float = 1.0

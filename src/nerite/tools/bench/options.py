@@ -17,8 +17,9 @@ from nerite.tools.bench.provenance import command_line
 from nerite.tools.bench.replay import TracedRequest, read_trace
 from nerite.tools.bench.requests import TensorLoad
 from nerite.tools.bench.session import LatencyLimit
-from nerite.tools.client_infer import given_shape, parameter
+from nerite.tools.client_infer import parameter
 from nerite.tools.connection import add_connection
+from nerite.tools.trial_inputs import add_shape_option
 
 # Levels of load: a number, several, or a range.
 
@@ -268,8 +269,7 @@ def add_tensors(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--batch", metavar="N", type=positive_integer, default=1, help="batch size of a request (default: 1)"
     )
-    shape = "shape of an input, without the batch, such as pixels:3,224,224 (default: 1 for variable dimensions)"
-    add_repeated(group, "--shape", "INPUT:SIZES", shape, given_shape)
+    add_shape_option(group)
     group.add_argument(
         "--data",
         metavar="SOURCE",

@@ -88,7 +88,7 @@ class ReportPlot {
     return {
       width: this.element.clientWidth,
       height: HEIGHT,
-      padding: [10, 16, 0, 0],
+      padding: [10, 26, 0, 0],
       cursor: { y: false, hover: { skip: [null] } },
       legend: { markers: { width: 0, fill: (_, at) => colour(`s${this.plot.series[at - 1].colour}`) } },
       scales: {
@@ -115,7 +115,7 @@ class ReportPlot {
     const pixel = devicePixelRatio;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.rect(bbox.left - 5 * pixel, bbox.top, bbox.width + 10 * pixel, bbox.height);
     ctx.clip();
     ctx.lineWidth = 1.5 * pixel;
     for (const { points, errors, colour: number } of this.plot.series) {

@@ -6,15 +6,15 @@ import base64
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import orjson
 
-from nerite.client import ClientError, ModelDescription, TensorDescription
-from nerite.client.tensors import random_value, smallest, to_json, to_tensor, value_type, widened
+from nerite.client import Client, ClientError, ModelDescription, TensorDescription
+from nerite.client.tensors import random_value, to_json, to_tensor, value_type, widened
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import Array, TensorSpec, buffer_of, encode_bytes, to_array
 from nerite.tools.bench.forms import (
@@ -28,42 +28,24 @@ from nerite.tools.bench.forms import (
     RoundRobin,
     Scripts,
     Sequences,
+    SequenceStep,
 )
 from nerite.tools.bench.measurement import BenchPlan, BenchTarget
 from nerite.tools.bench.session import BenchedServer, BenchRegions
+from nerite.tools.trial_inputs import (
+    Shapes,
+    check_shapes,
+    first_answered,
+    may_be_of_shape,
+    shapes_to_try,
+    sizes_advice,
+    variable_inputs,
+)
 
 # Inputs: generated, or read from files in the formats of perf_analyzer.
 
 Request = Mapping[str, Array]
 """Inputs of a request by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Shapes of the inputs."""
-
-    batch: int = 0
-    """Batch size; 0 for a model without batching, whose shapes have no batch dimension."""
-    given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes given by the user, without the batch dimension."""
-
-    def of(self, tensor: TensorDescription) -> tuple[int, ...]:
-        """Return the shape of an input, without the batch dimension. Raises ``ClientError``."""
-        own = tensor.shape[1:] if self.batch else tensor.shape
-        given = self.given.get(tensor.name)
-        if given is None:
-            return smallest(TensorDescription(tensor.name, tensor.datatype, own))
-        if len(given) != len(own) or any(size not in (-1, wanted) for size, wanted in zip(own, given, strict=True)):
-            raise ClientError(f"input {tensor}: the shape {list(given)} does not fit{self._hint}")
-        return given
-
-    @property
-    def _hint(self) -> str:
-        return " (shapes are given without the batch dimension)" if self.batch else ""
-
-    def batched(self, element: Array) -> Array:
-        """Repeat an element to fill a batch."""
-        return np.stack([element] * self.batch) if self.batch else element
 
 
 def made_up_data(inputs: Iterable[TensorDescription], shapes: Shapes, *, zero: bool = False) -> Request:
@@ -181,7 +163,10 @@ class TensorLoad:
 def prepared_tensors(
     wanted: TensorLoad, target: BenchTarget, server: BenchedServer, regions: BenchRegions | None = None
 ) -> BenchPlan:
-    """Return a plan for a model on the server, with tensors in ``regions`` if given. Raises ``ClientError``."""
+    """Return a plan for a model on the server, with tensors in ``regions`` if given.
+
+    Raises ``ClientError``, or ``InvalidArgument`` for shapes that do not fit.
+    """
     model = server.model(wanted.model, wanted.version)
     config = server.config(wanted.model, wanted.version)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
@@ -190,16 +175,66 @@ def prepared_tensors(
     batching = config.get("sequence_batching")
     if batching is not None and not batching.get("iterative_sequence") and not wanted.sequence_length:
         raise ClientError(f"model '{model.name}' takes sequences: set their length with --sequence-length")
+    given = wanted.shapes
+    wanted = sized(wanted, server)
     shapes = _shapes(wanted, model, int(config.get("max_batch_size", 0)))
-    optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
     if isinstance(wanted.data, Path):
         sequences = read_data(wanted.data, model, shapes)
     else:
-        needed = [tensor for tensor in model.inputs if tensor.name not in optional]
-        sequences = [[made_up_data(needed, shapes, zero=wanted.data == "zero")]]
+        sequences = [[made_up_data(_needed(model, config), shapes, zero=wanted.data == "zero")]]
     form = _forms(wanted, target, model, regions)
     forms = [[form(request) for request in sequence] for sequence in sequences]
-    return BenchPlan(target, _scripts(wanted, forms), wanted.streaming, decoupled)
+    chosen = {name: sizes for name, sizes in wanted.shapes.items() if name not in given}
+    return BenchPlan(target, _scripts(wanted, forms), wanted.streaming, decoupled, shapes=chosen)
+
+
+def sized(wanted: TensorLoad, server: BenchedServer) -> TensorLoad:
+    """Return the load with sizes of variable dimensions that the model accepts: the most plausible ones.
+
+    Requests in files are left as they are, and streams, whose number of responses may depend on the sizes. Raises
+    ``InvalidArgument`` for shapes that do not fit, and ``ClientError`` if the model accepts no plausible one.
+    """
+    model = server.model(wanted.model, wanted.version)
+    config = server.config(wanted.model, wanted.version)
+    batching = int(config.get("max_batch_size", 0)) > 0
+    check_shapes(wanted.shapes, model.inputs, batching=batching)
+    if wanted.streaming or isinstance(wanted.data, Path):
+        return wanted
+    needed = _needed(model, config)
+    attempts = list(shapes_to_try(needed, batching=batching, given=wanted.shapes))
+    if len(attempts) == 1:
+        return wanted
+
+    def ask(shapes: Mapping[str, tuple[int, ...]]) -> None:
+        request = made_up_data(needed, Shapes(int(batching), shapes), zero=wanted.data == "zero")
+        step = SequenceStep(wanted.first_id, True, True) if wanted.sequence_length else None
+        if isinstance(server, Client):
+            parameters = {**wanted.parameters, **(step._asdict() if step is not None else {})}
+            server.infer(wanted.model, request, parameters=parameters, version=wanted.version)
+        else:
+            asked = BenchRequest(
+                wanted.model, wanted.version, tuple(_tensors(model, request)), parameters=wanted.parameters
+            )
+            server.infer(GrpcInferForm(asked).encoded(step))
+
+    free = variable_inputs(needed, wanted.shapes, batching=batching)
+    try:
+        shapes, _ = first_answered(attempts, ask)
+    except ClientError as error:
+        if not may_be_of_shape(error):
+            raise
+        advice = sizes_advice(free, batching=batching)
+        raise ClientError(
+            f"model '{model.name}' fails with made-up data: {error}\n    {advice}",
+            error.status,
+        ) from error
+    return replace(wanted, shapes={**wanted.shapes, **{tensor.name: shapes[tensor.name] for tensor in free}})
+
+
+def _needed(model: ModelDescription, config: Mapping[str, Any]) -> list[TensorDescription]:
+    """Return the required inputs of a model."""
+    optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
+    return [tensor for tensor in model.inputs if tensor.name not in optional]
 
 
 def _scripts(wanted: TensorLoad, sequences: Sequence[Sequence[RequestForm]]) -> Scripts:
@@ -217,10 +252,6 @@ def _shapes(wanted: TensorLoad, model: ModelDescription, most: int) -> Shapes:
     if wanted.batch > max(most, 1):
         limit = f"takes batches of at most {most}" if most else "does not support batching"
         raise ClientError(f"model '{model.name}' {limit}: --batch {wanted.batch} is too large")
-    known = [tensor.name for tensor in model.inputs]
-    for name in wanted.shapes:
-        if name not in known:
-            raise ClientError(f"model '{model.name}' has no input '{name}'. Its inputs: {', '.join(known)}")
     return Shapes(wanted.batch if most else 0, wanted.shapes)
 
 

@@ -44,7 +44,7 @@ from nerite.wire import grpc_service
 _PATIENCE = 10.0
 
 
-class Taken(NamedTuple):
+class SessionReport(NamedTuple):
     """Combined report of all generators."""
 
     records: Records
@@ -89,11 +89,11 @@ class Fleet:
         """Start a load."""
         self._command(Begin(level))
 
-    def take(self) -> Taken:
+    def take(self) -> SessionReport:
         """Return the records since the last call."""
         reports: list[Report] = self._command(Take())
         records = Records.joined([report.records for report in reports])
-        return Taken(records, tuple(each.spent for each in reports), all(each.done for each in reports))
+        return SessionReport(records, tuple(each.spent for each in reports), all(each.done for each in reports))
 
     def end(self) -> Totals:
         """Stop the load; return the counts of all its requests."""
@@ -107,7 +107,7 @@ class Fleet:
                 pipe.send(command)
             return [pipe.recv() for pipe in self._pipes]
         except (EOFError, OSError) as error:
-            raise ClientError("a load generator process has died") from error
+            raise ClientError("a load generator process ended unexpectedly") from error
 
 
 _POLL_SECONDS: Final = 0.1
@@ -428,6 +428,10 @@ class GrpcServer:
         """Return the statistics of each version."""
         document = self._call("ModelStatistics", name=model, version=version)
         return [ModelStatistics.read(entry) for entry in document.get("model_stats", ())]
+
+    def infer(self, request: bytes) -> None:
+        """Send an encoded inference request, and drop the response."""
+        asyncio.run(self._send("ModelInfer", request))
 
     def register_shared_memory(self, region: str, key: str, size: int) -> None:
         """Register a region of system shared memory."""

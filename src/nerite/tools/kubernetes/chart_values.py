@@ -14,7 +14,7 @@ from nerite.redis.settings import settings_of_address
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?")
 _OF_CHART: Final = ("address", "http-port", "grpc-port", "metrics-port", "exit-timeout", "policy-file")
 """Keys of [router] that the chart writes itself."""
-_OF_POOL: Final = ("name", "models", "replicas", "flags")
+_OF_POOL: Final = ("name", "models", "replicas", "flags", "resources")
 """Keys of [[pool]] that become other values."""
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _DATABASES: Final = ("ledger", "batches")
@@ -64,7 +64,8 @@ def chart_values(settings: ClusterSettings, raw: Mapping[str, Any], policy: str,
             raise InvalidArgument(
                 f"{file}: router.{key} is a file, and routers share no file system: write a URL, as in postgresql://…"
             )
-    for key in _FILES:
+    in_file = ["admin-key"] if "=@" in router.get("admin-key", "") else []
+    for key in (*_FILES, *in_file):
         if key in router:
             what = "batches and batch-files" if key == "batch-files" else "it"
             raise InvalidArgument(f"{file}: router.{key} names files, which pods of routers do not have: remove {what}")
@@ -107,10 +108,10 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
             f"{file}: pool '{name}' has its models in '{table['models']}' on this machine: copy them into "
             f'a volume and name its claim, as in --claim {name}=CLAIM, or write a URL, as in models = "s3://…"'
         )
-    if pool.source.flags:
-        values["serverArgs"] = list(pool.source.flags)
-    if gpus := options.gpus.get(name, options.gpus.get("", 0)):
-        values["numGpus"] = gpus
+    baselines = pool.rollout.server_flags if pool.rollout is not None else ()
+    if flags := [*baselines, *pool.source.flags]:
+        values["serverArgs"] = flags
+    values |= _resources(pool, file, options.gpus.get(name, options.gpus.get("")))
     kept = {key: value for key, value in table.items() if key not in _OF_POOL}
     if pool.scaling is not None:
         values["autoscaling"] = {
@@ -126,15 +127,42 @@ def _pool(pool: PoolSettings, table: Mapping[str, Any], file: str, options: PodO
     return values
 
 
+def _resources(pool: PoolSettings, file: str, gpus: int | None) -> dict[str, Any]:
+    """Return what each server gets: GPUs as the command line says, or else as the pool's table does."""
+    asked = pool.resources
+    values: dict[str, Any] = {"numGpus": gpus} if gpus else {}
+    if asked is None:
+        return values
+    if gpus is None and asked.engine_places_gpus:
+        raise InvalidArgument(
+            f"{file}: pool '{pool.name}' has engine-places-gpus, which needs Ray: say how many GPUs each server has, "
+            f"as in --gpus {pool.name}=8"
+        )
+    if gpus is None and not asked.gpus.is_integer():
+        raise InvalidArgument(
+            f"{file}: pool '{pool.name}' has {asked.gpus:g} GPUs, and Kubernetes gives whole ones: write gpus = 1, or "
+            f"say how many, as in --gpus {pool.name}=1"
+        )
+    if gpus is None and asked.gpus:
+        values["numGpus"] = int(asked.gpus)
+    requests = {"cpu": f"{asked.cpus:g}"}
+    values["resources"] = {"requests": requests}
+    if asked.memory:
+        requests["memory"] = str(asked.memory)
+        values["resources"]["limits"] = {"memory": str(asked.memory)}
+    return values
+
+
 def _check_files(pool: PoolSettings, file: str) -> None:
     """Refuse files besides those of models. Raises ``InvalidArgument``."""
-    tls, placement = pool.tls, pool.placement
+    tls = pool.tls
     if tls is not None and (tls.ca or tls.certificate):
         raise InvalidArgument(f"{file}: tls of pool '{pool.name}' names files, which pods of routers do not have")
-    if placement is not None and "=@" in placement.key:
-        raise InvalidArgument(
-            f"{file}: key in placement of pool '{pool.name}' names a file, which pods of routers do not have"
-        )
+    for table, asked in (("placement", pool.placement), ("rollout", pool.rollout)):
+        if asked is not None and "=@" in asked.key:
+            raise InvalidArgument(
+                f"{file}: key in {table} of pool '{pool.name}' names a file, which pods of routers do not have"
+            )
 
 
 def _other_pool(pool: PoolSettings, table: Mapping[str, Any], file: str) -> Mapping[str, Any]:

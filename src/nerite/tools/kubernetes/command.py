@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from nerite.admission.tenants import open_policy
-from nerite.cli.command import UsageError, new_parser, show, status_of
+from nerite.cli.command import UsageError, complain, new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.core.errors import InvalidArgument
 from nerite.tools.kubernetes.chart_values import PodOptions, chart_values, yaml_of
+from nerite.tools.up.local_plan import rollout_lines
 
 Value = TypeVar("Value")
 _EPILOG: Final = """\
@@ -67,7 +68,17 @@ def _run(options: argparse.Namespace) -> int:
     claims, gpus = _by_pool("--claim", options.claim, str), _by_pool("--gpus", options.gpus, _count)
     pods = PodOptions(options.image, claims, gpus, options.redis, options.scaled_by)
     values = chart_values(settings, raw, policy, pods)
-    show(_plan(values) if options.plan else yaml_of(values).rstrip("\n"))
+    for pool in settings.pools:
+        if pool.resources is not None and pool.resources.custom:
+            named = ", ".join(pool.resources.custom)
+            complain(
+                "nerite kubernetes", f"pool '{pool.name}': {named} in resources.custom are of Ray, and have no effect",
+                "nodeSelector and affinity in the values of the chart choose the nodes",
+            )  # fmt: skip
+    if options.plan:
+        show("\n".join([_plan(values), *rollout_lines(settings)]))
+    else:
+        show(yaml_of(values).rstrip("\n"))
     return 0
 
 
@@ -99,7 +110,9 @@ def _plan(values: dict[str, Any]) -> str:
         by = f", scaled by {scaling['by']}" if scaling else ""
         claim = pool.get("modelVolume", {}).get("persistentVolumeClaim", {}).get("claimName")
         models = f"the claim {claim}" if claim else pool["repository"]
-        gpus = f", {pool['numGpus']} GPUs each" if pool.get("numGpus") else ""
-        lines.append((f"R-nerite-{pool['name']}", f"{count} servers of {models}{gpus}{by}"))
+        asked = {**pool.get("resources", {}).get("requests", {}), "GPUs": pool.get("numGpus")}
+        each = ", ".join(f"{amount} {name}" for name, amount in asked.items() if amount)
+        has = f" ({each} each)" if each else ""
+        lines.append((f"R-nerite-{pool['name']}", f"{count} servers of {models}{has}{by}"))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"deployment and service {name:{width}}  {what}" for name, what in lines)

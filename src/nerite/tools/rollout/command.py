@@ -20,9 +20,9 @@ from nerite.cli.command import (
     status_of,
 )
 from nerite.client import Client, ClientError
+from nerite.config.rollout_spec import AtDeadline, RolloutSpec, spec_of
 from nerite.core.durations import duration_text
 from nerite.core.errors import InvalidArgument
-from nerite.rollouts.spec import AtDeadline, RolloutSpec, spec_of
 from nerite.tools.connection import add_connection, connected
 from nerite.tools.rollout import check, view
 from nerite.tools.rollout.fleet import add_fleet_arguments, refuse_fleet_arguments, run_fleet
@@ -354,8 +354,8 @@ Examples:
         run_history,
     ),
     "replay": _Command(
-        "judge a recording anew, also with other gates",
-        "Judge a recording of a rollout anew, with the same gates or others. No server is asked.",
+        "judge a recording again, also with other gates",
+        "Judge a recording of a rollout again, with the same gates or others. No server is asked.",
         EXAMPLES,
         add_arguments,
         run_replay,

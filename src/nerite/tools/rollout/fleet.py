@@ -18,11 +18,11 @@ import orjson
 
 from nerite.cli.command import UsageError, add_repeated, show
 from nerite.client import ClientError
+from nerite.config.rollout_spec import RolloutSpec, WhenLost
 from nerite.core.durations import duration_of
 from nerite.core.errors import NeriteError
-from nerite.rollouts.fleet import FleetRollout, WhenLost, order_under_way
+from nerite.rollouts.fleet import FleetRollout, order_under_way
 from nerite.rollouts.rollout import RolloutDecision
-from nerite.rollouts.spec import RolloutSpec
 from nerite.rollouts.webhook import Delivery, deliver
 from nerite.tools.connection import read_header
 from nerite.tools.rollout import view
@@ -46,7 +46,10 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         "--fleet", action="store_true", help="lead the rollout on all replicas, until it ends; may be started again"
     )
     add_repeated(group, "--replica", "URL", "HTTP port of a replica, as in gpu-1:8000; once for each")
-    where = "dns:NAME:PORT: all addresses of the name; or the path of a file with a URL in each line"
+    where = (
+        "dns:NAME:PORT: all addresses of the name; pool:ROUTER:PORT/POOL: the members of a pool, asked at the metrics "
+        "port of its router; or the path of a file with a URL in each line"
+    )
     group.add_argument("--replicas", metavar="WHERE", default="", help=where)
     group.add_argument(
         "--prometheus", metavar="URL", default="", help="Prometheus that reads the metrics of all replicas"

@@ -9,18 +9,25 @@ from pathlib import Path
 
 from nerite.cli.command import UsageError
 from nerite.client import Client, ClientError
+from nerite.cluster.addresses import split_address
 from nerite.core.errors import NeriteError
 from nerite.rollouts.fleet import Replica
 from nerite.rollouts.fleet_order import FleetOrder
+from nerite.tools.up.follower import ask
 
 _DNS = "dns:"
+_POOL = "pool:"
+_ASK_SECONDS = 5.0
 
 
 class ReplicaSource:
-    """The URLs of the replicas: fixed, those that a name has in DNS, or the lines of a file."""
+    """The URLs of the replicas: fixed, those that a name has in DNS, the members of a pool, or the lines of a file."""
 
     def __init__(self, fixed: Sequence[str], where: str) -> None:
-        """``where`` is ``dns:NAME:PORT``, the path of a file, or empty. Raises ``UsageError``."""
+        """``where`` is ``dns:NAME:PORT``, ``pool:ROUTER:PORT/POOL``, the path of a file, or empty.
+
+        Raises ``UsageError``.
+        """
         if not fixed and not where:
             raise UsageError("which replicas are there? Use --replica URL, once for each, or --replicas dns:NAME:PORT")
         self._fixed = list(fixed)
@@ -29,6 +36,14 @@ class ReplicaSource:
             _, name, port = [*where.split(":", 2), ""][:3]
             if not name or not port.isdigit():
                 raise UsageError(f"--replicas {where}: write dns:NAME:PORT")
+        elif where.startswith(_POOL):
+            router, _, pool = where.removeprefix(_POOL).partition("/")
+            try:
+                self._router = split_address(router)
+            except ValueError:
+                pool = ""
+            if not pool:
+                raise UsageError(f"--replicas {where}: write pool:ROUTER:PORT/POOL, with the router's metrics port")
         self._last: list[str] = []
         self.problem = ""
         """Why it could not be found out which there are; those of the last time are kept then."""
@@ -48,10 +63,22 @@ class ReplicaSource:
             found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
             hosts = sorted({str(address[0]) for *_, address in found})
             return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+        if self._where.startswith(_POOL):
+            return self._members(self._where.partition("/")[2])
         if not self._where:
             return []
         lines = (line.partition("#")[0].strip() for line in Path(self._where).read_text().splitlines())
         return [line for line in lines if line]
+
+    def _members(self, name: str) -> list[str]:
+        """Return the members that a router knows of a pool. Raises ``ValueError`` without an answer."""
+        report = ask(*self._router, "GET", "/v2/pools", _ASK_SECONDS)
+        if report is None:
+            raise ValueError("the router does not answer on its metrics port")
+        pools = {pool["name"]: pool["members"] for pool in report.get("pools", ())}
+        if name not in pools:
+            raise ValueError(f"the router has no pool '{name}', but {', '.join(pools) or 'none'}")
+        return [str(member["http"]) for member in pools[name]]
 
 
 class Replicas:

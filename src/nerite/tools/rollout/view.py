@@ -37,7 +37,7 @@ def where(status: Status) -> str:
     """Return step and weight as text."""
     steps = status["steps"]
     if status.get("shadowing"):
-        return f"answers nobody, is sent {status['spec']['shadow']}"
+        return f"answers no client, is sent {status['spec']['shadow']}"
     if status["state"] in ("running", "paused", "inconclusive"):
         return f"step {status['step'] + 1} of {len(steps)}, weight {status['weight']:g} %"
     return f"weight {status['weight']:g} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -18,6 +19,8 @@ from nerite.admission.tenants import open_policy
 from nerite.cli.command import new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.cluster.settings import ClusterSettings, PoolSettings
+from nerite.core.errors import Unavailable
+from nerite.rollouts.state_directory import state_directory
 from nerite.tools.up.follower import PoolFollower
 from nerite.tools.up.local_plan import (
     LocalProcess,
@@ -25,6 +28,7 @@ from nerite.tools.up.local_plan import (
     member_lines,
     plan_text,
     redis_address,
+    rollout_lines,
     server_process,
 )
 from nerite.tools.up.supervisor import Supervisor
@@ -60,8 +64,9 @@ def _up(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="nerite-up-") as folder:
         plan = _plan(settings, Path(folder))
         if options.plan:
-            show(plan_text(plan))
+            show("\n".join([plan_text(plan), *rollout_lines(settings)]))
             return 0
+        _refuse_used_ports(settings)
         for pool, lines in member_lines(settings, plan).items():
             _members_file(Path(folder), pool).write_text("".join(f"{line}\n" for line in lines))
         return asyncio.run(_supervise(settings, plan, Path(folder)))
@@ -73,6 +78,7 @@ def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
             settings,
             ports.next,
             lambda pool: str(_members_file(folder, pool)),
+            partial(_state, settings),
             nerite=nerite_program(),
             redis=shutil.which("redis-server") or "",
             redis_answers=_answers(redis_address(settings)),
@@ -82,6 +88,11 @@ def _plan(settings: ClusterSettings, folder: Path) -> list[LocalProcess]:
 def nerite_program() -> str:
     """Return the program ``nerite`` beside this Python."""
     return str(Path(sys.executable).with_name("nerite"))
+
+
+def _state(settings: ClusterSettings, name: str) -> str:
+    """Return where the state of a server's rollouts outlives it, whatever its ports are the next time."""
+    return str(state_directory("", [settings.path], name, os.environ))
 
 
 def _members_file(folder: Path, pool: str) -> Path:
@@ -123,10 +134,25 @@ def _answers(address: tuple[str, int] | None) -> bool:
     return True
 
 
-def _server(pool: PoolSettings, name: str, standby: bool) -> LocalProcess:
+def _refuse_used_ports(settings: ClusterSettings) -> None:
+    """Raise ``Unavailable`` if the router's ports are used, as by the same cluster that runs already."""
+    router = settings.router
+    host = "127.0.0.1" if router.address in ("0.0.0.0", "::") else router.address
+    for key, port in (
+        ("http-port", router.http_port), ("grpc-port", router.grpc_port), ("metrics-port", router.metrics_port),
+    ):  # fmt: skip
+        if port and _answers((host, port)):
+            raise Unavailable(
+                f"{settings.path}: router.{key} is {port}, which is used already: stop what listens there, such as "
+                "another nerite up of this file, or choose another port"
+            )
+
+
+def _server(settings: ClusterSettings, pool: PoolSettings, name: str, standby: bool) -> LocalProcess:
     """Return the process of a further server."""
     with FreePorts() as ports:
-        return server_process(pool, name, ports.next, nerite_program(), standby=standby)
+        state = _state(settings, name)
+        return server_process(pool, name, ports.next, nerite_program(), standby=standby, state=state)
 
 
 async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess], folder: Path) -> int:
@@ -134,7 +160,9 @@ async def _supervise(settings: ClusterSettings, plan: Sequence[LocalProcess], fo
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
-    follower = PoolFollower(settings, plan, supervisor, _server, partial(_members_file, folder), _say)
+    follower = PoolFollower(
+        settings, plan, supervisor, partial(_server, settings), partial(_members_file, folder), _say
+    )
     following = loop.create_task(follower.run())
     try:
         return 0 if await supervisor.run() else 1

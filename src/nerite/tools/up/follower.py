@@ -57,7 +57,7 @@ class PoolFollower:
         )
 
     async def run(self) -> None:
-        """Follow, for ever. Nothing happens while the router does not answer."""
+        """Follow until it is cancelled. Nothing happens while the router does not answer."""
         while self._pools:
             await asyncio.sleep(_INTERVAL)
             report = await asyncio.to_thread(ask, *self._router, "GET", "/v2/pools", _ASK_SECONDS)
@@ -106,7 +106,7 @@ class PoolFollower:
         host, port = split_address(server.address)
         woken = await asyncio.to_thread(ask, host, port, "POST", "/v2/repository/wake", _WAKE_SECONDS)
         if woken is None and server.name in self._servers:
-            self._say(f"{server.name} could not be woken and is started anew")
+            self._say(f"{server.name} could not be woken and is started again")
             self._supervisor.restart(server.name)
 
 

@@ -46,6 +46,7 @@ def local_plan(
     settings: ClusterSettings,
     free_port: Callable[[], int],
     members_file: Callable[[str], str],
+    state_of: Callable[[str], str] = str,
     *,
     nerite: str,
     redis: str = "",
@@ -54,14 +55,16 @@ def local_plan(
     """Return the processes, in the order in which they are started; they are stopped in the opposite order.
 
     ``redis`` is the program of a Redis server, empty without one; ``redis_answers``: one listens already where the
-    cluster file says. Raises ``InvalidArgument`` for a file that has nothing to start.
+    cluster file says. ``state_of`` returns the directory of a server for the state of its rollouts. Raises
+    ``InvalidArgument`` for a file that has nothing to start.
     """
     servers = [
-        server_process(pool, f"{pool.name}/{number}", free_port, nerite, standby=number > members)
+        server_process(pool, name, free_port, nerite, standby=number > members, state=state_of(name))
         for pool in settings.pools
         if pool.source.models
         for members, standbys in [_counts(pool)]
         for number in range(1, members + standbys + 1)
+        for name in [f"{pool.name}/{number}"]
     ]
     if not any(pool.source.models for pool in settings.pools):
         raise InvalidArgument(
@@ -101,6 +104,16 @@ def plan_text(plan: Sequence[LocalProcess]) -> str:
     return "\n".join(f"{process.name:{width}}  {' '.join(process.command)}" for process in plan)
 
 
+def rollout_lines(settings: ClusterSettings) -> list[str]:
+    """Return a line for each rollout that the router leads."""
+    return [
+        f"rollout of {model} in pool {pool.name}: {text}"
+        for pool in settings.pools
+        if pool.rollout is not None
+        for model, text in pool.rollout.texts
+    ]
+
+
 def server_process(
     pool: PoolSettings,
     name: str,
@@ -109,13 +122,18 @@ def server_process(
     *,
     standby: bool = False,
     host: str = "127.0.0.1",
+    state: str = "",
 ) -> LocalProcess:
-    """Return the process of a server of a pool. With ``standby`` it loads no model before it is woken."""
+    """Return the process of a server of a pool. With ``standby`` it loads no model before it is woken.
+
+    ``state`` is the directory for the state of rollouts, which has an effect if the pool has any.
+    """
     http, grpc, metrics = free_port(), free_port(), free_port()
+    rollouts = () if pool.rollout is None else (f"--rollout-state={state}", *pool.rollout.server_flags)
     arguments = (
         "serve", pool.source.models,
         f"--http-address={host}", f"--grpc-address={host}", f"--metrics-address={host}",
-        f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *pool.source.flags,
+        f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *rollouts, *pool.source.flags,
     )  # fmt: skip
     address = join_address(host, http)
     member = f"{address} grpc={join_address(host, grpc)} metrics={join_address(host, metrics)} name={name}"

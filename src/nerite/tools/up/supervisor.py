@@ -198,7 +198,7 @@ def is_ready(process: LocalProcess) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Have this process ended when the one that started it dies, on Linux."""
+    """Have this process ended when the one that started it ends, on Linux."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 

@@ -39,12 +39,12 @@ class LoggedCall(GrpcCall):
 
     def reply(self, head: bytes, parts: Sequence[Buffer], load: bytes = b"") -> None:
         """Send the reply message with status OK."""
-        self._note(messages.told(messages.TRAILERS_OK), sum(map(len, parts)))
+        self._note(messages.status_name(messages.TRAILERS_OK), sum(map(len, parts)))
         super().reply(head, parts, load)
 
     def fail(self, block: bytes) -> None:
         """Send the status of a failed call."""
-        self._note(messages.told(block))
+        self._note(messages.status_name(block))
         super().fail(block)
 
     def cancel(self, why: CancelReason) -> None:
@@ -119,7 +119,7 @@ class LoggedGrpcConnection(GrpcConnection):
         if call is None:
             target: CallTarget | None = headers.memo
             refusal = target.refusal if target is not None else None
-            self.beginning.answered(messages.told(refusal) if refusal is not None else "INTERNAL")
+            self.beginning.answered(messages.status_name(refusal) if refusal is not None else "INTERNAL")
         return call
 
 

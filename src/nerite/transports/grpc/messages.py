@@ -266,7 +266,7 @@ def framed(message: bytes, compressed: bool = False) -> bytes:
     return bytes((compressed,)) + len(message).to_bytes(4) + message
 
 
-def told(block: bytes) -> str:
+def status_name(block: bytes) -> str:
     """Return the status name in the last header block of a reply, or the HTTP status if the call was not gRPC."""
     known = _statuses.get(block)
     if known is None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from nerite import __version__
+from nerite.config.rollout_spec import MAX_SPEC
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.ledger.usage import UsageQuery
 from nerite.observability.log import log
 from nerite.rollouts.analysis import answer_of, question_of
-from nerite.rollouts.spec import MAX_SPEC
 from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies

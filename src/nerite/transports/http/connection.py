@@ -90,7 +90,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._last = False
         """The connection closes after the next reply."""
         self._announced = self._spared = False
-        """The head of the current reply says so. / No reply has said so: the connection stays open for a moment."""
+        """The head of the current reply says so. / No reply has said so: the connection waits for a last request."""
         self._unread = False
         """The client may still be sending bytes that are no longer parsed."""
         self._lingered = False
@@ -285,14 +285,23 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.request = None
         head = self._head
         if not self._closing and head is not None:
-            self._spared = self._last and not (self._announced or self._unread)
-            self._answered(not self._spared and (self._last or not head.keep_alive))
-            if self._spared:  # the client may be sending its next request
-                asyncio.get_running_loop().call_later(_LAST_SECONDS, self._spare_no_more)
+            unannounced = self._last and not (self._announced or self._unread)
+            self._answered(not unannounced and (self._last or not head.keep_alive))
+            if unannounced:
+                self._spare(_LAST_SECONDS)
+
+    def _spare(self, least: float) -> None:
+        """Stay open for a last request, which the client may be sending at this moment."""
+        if (seconds := max(least, self._shared.bounds.exit_keepalive)) > 0:
+            self._spared = True
+            asyncio.get_running_loop().call_later(seconds, self._spare_no_more)
+        else:
+            self.retire()
 
     def _spare_no_more(self) -> None:
         self._spared = False
-        self.shut_down()
+        if self._head is None and not self._stash:
+            self.retire()
 
     def _answered(self, last: bool) -> None:
         self._head = None
@@ -301,7 +310,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._reservation.size:
             self._reservation.give_back()
         if last:
-            self._close()
+            self.retire()
             return
         if self._state is _BUSY:
             self._state = _HEAD
@@ -312,12 +321,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close the connection if a partly received request has made no progress for ``seconds``."""
         if self._state is _LINGER:
             if self._lingered:
-                self._close()
+                self.retire()
             self._lingered = True
         elif self._arrival_timeout.exhausted(self._arriving, now, seconds):
             if self._state is _DISCARD:
                 self._shared.bounds.closed["stalled"] += 1
-                self._close()  # the error reply was already sent
+                self.retire()  # the error reply was already sent
             else:
                 self._shared.bounds.refused["stalled"] += 1
                 self._hang_up(408, f"Request Timeout: no more of the request arrived for {seconds:g} s")
@@ -361,16 +370,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._last = True
 
     def shut_down(self) -> None:
-        """Close once the current exchange is answered, or at once if none is open."""
+        """Close once the current exchange is answered, or soon if none is open."""
         self._last = True
         if self._head is None and not self._stash and not self._spared:
-            self._close()
+            self._spare(0)
 
     def retire(self) -> None:
-        """Close an idle connection."""
-        self._close()
-
-    def _close(self) -> None:
         """Close. If the client may still be sending, linger: close the write side and wait for the client or a timeout.
 
         A client that sends to a closed socket gets a reset, and may lose a reply that it has not read yet.
@@ -425,8 +430,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _no_room(self, size: int) -> None:
         """Reject a partly received request for lack of memory, and skip the rest of its body."""
         if self._state is _BODY:
-            self._state = _DISCARD
-            self._discard = len(self._missing)
+            self._state, self._discard = _DISCARD, len(self._missing)
         else:
             self._leave_unread()
             self._state = _BUSY
@@ -461,14 +465,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             found = data.find(b"\r\n\r\n", at, size)
             end = found + 4 if found >= 0 else size
             if end - at > MAX_HEAD:
-                self._refuse_bytes(f"the head is larger than {MAX_HEAD} bytes")
+                self._hang_up(400, f"Bad Request: the head is larger than {MAX_HEAD} bytes")
                 return
             if found < 0:
                 break
             try:
                 head, self.outer_span = self._shared.head(bytes(view[at:end]))
             except BadHead as error:
-                self._refuse_bytes(str(error))
+                self._hang_up(400, f"Bad Request: {error}")
                 return
             self._head = head
             stop = end + head.content_length
@@ -532,7 +536,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             rest = self._chunks.feed(data)
         except BadChunk as error:
-            self._refuse_bytes(str(error))
+            self._hang_up(400, f"Bad Request: {error}")
             return
         except InvalidArgument as error:
             self._leave_unread()
@@ -579,9 +583,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._state = _BUSY
             self.send([refusal.encode()])
             return
-        self._state = _DISCARD
+        self._state, self._discard = _DISCARD, head.content_length
         self._partial_requests += 1
-        self._discard = head.content_length
         self.send([refusal.encode()])
         if not self._closing:
             self._skip(bytes(rest))
@@ -590,11 +593,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Make the next reply the last one: only decoding would show where a chunked body ends."""
         self._last = self._unread = True
 
-    def _refuse_bytes(self, reason: str) -> None:
-        """Answer bytes that are not HTTP and close, because the start of the next request is unknown."""
-        self._hang_up(400, f"Bad Request: {reason}")
-
     def _hang_up(self, status: int, reason: str, retry_after: int = 0) -> None:
+        """Answer and close: the start of the next request is unknown, or nothing more can be read."""
         self._transport.write(reply.farewell(status, reason, retry_after).encode())
         self._unread = True
-        self._close()
+        self.retire()

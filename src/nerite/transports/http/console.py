@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
-from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -19,7 +18,6 @@ from nerite.config.options import METRICS_CATEGORY, ServerOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import Forbidden, InvalidArgument
 from nerite.core.failures import report
-from nerite.models.running_version import RunningVersion
 from nerite.observability.metrics_history import INTERVAL, SAMPLES, MetricsHistory, VersionReading
 from nerite.observability.recent_log import LEVELS, RecentLog
 from nerite.transports import access
@@ -29,6 +27,7 @@ from nerite.transports.http.handler import BackgroundCalls, HttpExchange, LoopTu
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.metrics_service import MetricsService
+from nerite.transports.http.openapi import sample_inputs
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.web_pages import CONSOLE_PATH, NO_STORE
 
@@ -108,38 +107,6 @@ class HistorySampler:
         self.history.end()
 
 
-class MemoryEstimates:
-    """Estimates the memory of versions that run in the server's own process, by the size of their files."""
-
-    def __init__(self, server: InferenceServer) -> None:
-        self._server = server
-        self._sizes: WeakKeyDictionary[RunningVersion, int] = WeakKeyDictionary()
-
-    async def read(self) -> list[dict[str, Any]]:
-        """Return model, version and bytes of each such version whose files have a size."""
-        found = []
-        turns = LoopTurns()
-        for running in list(self._server.running_versions()):
-            instances = running.instances
-            if instances and all(instance.process() is None for instance in instances):
-                size = self._sizes.get(running)
-                if size is None:
-                    directory = self._server.version_directory(running)
-                    size = 0 if directory is None else await asyncio.to_thread(_size_of, directory)
-                    self._sizes[running] = size
-                if size:
-                    found.append({"model": running.name, "version": running.label, "bytes": size})
-            await turns.go_on()
-        return found
-
-
-def _size_of(directory: Path) -> int:
-    try:
-        return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    except OSError:  # the files have gone meanwhile
-        return 0
-
-
 _PARAMETERS: Final = ("seconds", "model", "version", "level", "after")
 _LONGEST: Final = int(SAMPLES * INTERVAL)
 _MAX_RECORDS: Final = 500
@@ -147,7 +114,7 @@ _MAX_RECORDS: Final = 500
 
 
 class ConsoleQuery(NamedTuple):
-    """Parameters of the URL of ``/ui/history`` and ``/ui/log``."""
+    """Parameters of the URL of ``/ui/history``, ``/ui/log`` and ``/ui/samples``."""
 
     seconds: int = _LONGEST
     model: str = ""
@@ -193,9 +160,9 @@ _KEYS: Final = {
     "metrics": ("statistics", METRICS_CATEGORY),
     "history": ("statistics", METRICS_CATEGORY),
     "instances": ("statistics",),
-    "estimates": ("statistics",),
     "control": ("model-repository",),
     "log": ("logging", "statistics"),
+    "samples": ("metadata",),
 }
 """Categories whose keys each path of data needs."""
 
@@ -229,7 +196,6 @@ class Console:
         self._history = history
         self._log = log
         self._log_refusal = reply.error_reply(Forbidden(log_refusal)) if log_refusal else None
-        self._estimates = MemoryEstimates(server)
         found = console_files()
         self._files = {
             CONSOLE_PATH: found.pop("index.html"),
@@ -275,12 +241,6 @@ class Console:
             await turns.go_on()
         return _unstored(listed)
 
-    def _send_estimates(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
-        async def estimates() -> Reply:
-            return _unstored(await self._estimates.read())
-
-        self._background_calls.start(connection, estimates())
-
     def _send_metrics(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         assert self._metrics is not None
         self._metrics.send_page(connection, head, "text/plain; charset=utf-8", NO_STORE)
@@ -302,6 +262,16 @@ class Console:
             versions.append({"model": model, "version": version, "requests": rates})
             await turns.go_on()
         return _unstored({**document, "versions": versions})
+
+    def _send_samples(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
+        self._background_calls.start(connection, self._read_samples(head.query))
+
+    async def _read_samples(self, text: str) -> Reply:
+        """Return the shape and values of each input in a sample request to a model version."""
+        query = ConsoleQuery.parse(text, ("model", "version"))
+        running = self._server.manager.find(query.model, query.version)
+        found = sample_inputs(running.signature, decoupled=running.decoupled)
+        return _unstored({name: sample._asdict() for name, sample in found.items()})
 
     def _send_log(self, connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
         self._background_calls.start(connection, self._read_log(head.query))

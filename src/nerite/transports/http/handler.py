@@ -117,18 +117,6 @@ class HttpExchange(ReplySink, Protocol):
         """End the reply that ``open`` began, then continue with the next request."""
 
 
-def answer_exchange(handler: HttpHandler, exchange: HttpExchange, body: memoryview, place: str) -> None:
-    """Have a handler answer a request that has no connection here. ``place`` is for the report of an exception."""
-    try:
-        refusal = handler.begin(exchange.head)
-        if refusal is not None:
-            exchange.send([refusal.encode()])
-        else:
-            handler.handle(exchange, exchange.head, body)
-    except Exception as error:
-        exchange.send([reply.error_reply(report("http", error, place)).encode()])
-
-
 class OpenConnection(Protocol):
     """A connection as its listener sees it."""
 

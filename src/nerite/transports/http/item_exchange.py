@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nerite.batches.running_batch import ItemAnswer
 from nerite.core.execution_observer import TraceContext
 from nerite.core.tensor import Buffer
-from nerite.transports.http.handler import HttpHandler, answer_exchange
+from nerite.transports.http.detached_exchange import DetachedExchange
+from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
-from nerite.transports.limits import ByteReservation
-
-if TYPE_CHECKING:
-    from nerite.core.request import InferenceRequest
-    from nerite.core.response import InferenceResponse
-    from nerite.transports.http.handler import HttpWork
 
 _STATUS: Final = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
-_RETRY: Final = re.compile(rb"\r\nRetry-After: ([0-9]+)\r\n", re.IGNORECASE)
+_RETRY: Final = re.compile(rb"\r\nRetry-After: ([0-9]{1,9})\r\n", re.IGNORECASE)
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
@@ -34,44 +29,23 @@ def item_head(url: str, size: int) -> RequestHead:
     return head
 
 
-class ItemExchange:
-    """The exchange of one item, whose reply becomes an ``ItemAnswer``; implements ``HttpExchange``."""
-
-    protocol = "HTTP"
-    began_ns = 0
-    outer_span: TraceContext | None = None
-    secure = True
-    writable = True
+class ItemExchange(DetachedExchange):
+    """The exchange of one item, whose reply becomes an ``ItemAnswer``."""
 
     def __init__(
         self,
         handler: HttpHandler,
         head: RequestHead,
+        request_id: str,
         done: Callable[[ItemAnswer], None],
         ended: Callable[[], None],
     ) -> None:
         """``ended`` is called before ``done``, and for an item that was cancelled."""
-        self.head = head
-        self.gone = False
-        self.request: HttpWork | None = None
-        self._handler = handler
+        super().__init__(handler, head)
+        self.outer_span = TraceContext(0, 0, request_id=request_id)
         self._done = done
-        self._ended = ended
+        self._on_end = ended
         self._chunks: list[Buffer] = []
-        self._reservations: list[ByteReservation] = []
-
-    def run(self, body: memoryview) -> None:
-        """Have the handler answer."""
-        answer_exchange(self._handler, self, body, "in an item of a batch")
-
-    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
-        """Have the handler turn the response of an inference into a reply; drop it if the item was cancelled."""
-        if self.request is request:
-            self._handler.answer(self, request, response)
-
-    def hold(self, share: ByteReservation) -> None:
-        """Take over the bytes that were reserved for the exchange."""
-        self._reservations.append(share)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Take the complete reply."""
@@ -95,32 +69,14 @@ class ItemExchange:
         """Begin a reply with a head and a first chunk."""
         self._chunks = [first + data]
 
-    def send_chunk(self, data: bytes) -> None:
-        """Take one chunk of the reply."""
-        self._chunks.append(data)
-
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
-        """Take one large chunk of the reply."""
+        """Take one chunk of the reply."""
         self._chunks.extend(pieces)
 
     def close_reply(self) -> None:
         """End the reply that ``open`` began."""
         self.send(self._chunks)
 
-    def cancel(self) -> None:
-        """Cancel the item; its answer is dropped."""
-        if self.gone:
-            return
-        request = self.request
-        self._end()
-        if request is not None:
-            request.cancel()
-
-    def _end(self) -> None:
-        self.gone = True
-        self.request = None
+    def _ended(self) -> None:
         self._chunks = []
-        self._ended()
-        for share in self._reservations:
-            share.give_back()
-        self._reservations.clear()
+        self._on_end()

@@ -41,9 +41,10 @@ class ItemSubmission:
             done(_NO_ROOM)
             return _nothing
         head = item_head(request.url, len(request.body))
-        head.caller = Caller(request.tenant, "" if request.raised else IDLE.name)
+        level = "" if request.raised else IDLE.name
+        head.caller = Caller(request.tenant, level, trusted=True, paid=request.paid)
         self._under_way[request.model] += 1
-        exchange = ItemExchange(self._handler, head, done, partial(self._ended, request.model))
+        exchange = ItemExchange(self._handler, head, request.request_id, done, partial(self._ended, request.model))
         exchange.run(memoryview(bytearray(request.body)))
         return exchange.cancel
 

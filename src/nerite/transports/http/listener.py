@@ -82,9 +82,9 @@ class LoggedHttpConnection(HttpConnection):
         self._size = len(body)
         super()._complete(body)
 
-    def _refuse_bytes(self, reason: str) -> None:
-        self._log_exchange(400)
-        super()._refuse_bytes(reason)
+    def _hang_up(self, status: int, reason: str, retry_after: int = 0) -> None:
+        self._log_exchange(status)
+        super()._hang_up(status, reason, retry_after)
 
     def _log_exchange(self, status: int, sent: int = 0) -> None:
         """Log the current exchange. Must be called before it ends, because the next one then begins at once."""

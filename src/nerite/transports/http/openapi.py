@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from nerite import __version__
 from nerite.core import tensor as dtypes
+from nerite.core.sample_inputs import constant_value, sample_shapes
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput, shape_text
-from nerite.core.tensor import DataType
 from nerite.llm.openai.text_model import is_embedding, is_text
 from nerite.transports.http.json_tensors import HALVES
 from nerite.transports.http.openapi_schemas import (
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Sample requests that a model's signature accepts, and the curl commands that send them.
 
-_MAX_JSON_ELEMENTS: Final = 16
-"""Larger tensors are sent as binary data, which keeps the command short enough to paste."""
+_MAX_JSON_LENGTH: Final = 400
+"""Longer tensors are sent as binary data, which keeps the command short enough to paste."""
 _MAX_GENERATE_ELEMENTS: Final = 4096
 """Limit for the generate extension, which supports only JSON, as the length of a command line is limited."""
 NO_SAMPLE: Final = "No sample command: the tensors are too large for one, or JSON lacks their type; use gRPC."
@@ -43,7 +43,7 @@ _EMPTY_STRING_SIZE: Final = 4
 
 
 class SampleRequest(NamedTuple):
-    """A sample request: zeros, false and short texts, in the smallest allowed shapes."""
+    """A sample request: zeros, false and short texts, in plausible shapes."""
 
     body: dict[str, Any]
     zeros: int = 0
@@ -82,15 +82,20 @@ def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
 
     None if ``generate_stream`` cannot carry the tensors.
     """
+    return _sample_with(next(sample_shapes(signature, streams=decoupled)), signature, decoupled=decoupled)
+
+
+def _sample_with(
+    shapes: Mapping[str, tuple[int, ...]], signature: Signature, *, decoupled: bool
+) -> SampleRequest | None:
     wanted = [declared for declared in signature.inputs.values() if not declared.optional]
-    batch = (1,) if signature.max_batch_size > 0 else ()
-    shapes = {declared.name: (*batch, *(1 if size == -1 else size for size in declared.dims)) for declared in wanted}
     outside = any(declared.datatype in HALVES for declared in signature.outputs.values())
     if decoupled:
-        counts = [math.prod(shape) for shape in shapes.values()]
+        counts = [math.prod(shapes[declared.name]) for declared in wanted]
         if outside or sum(counts) > _MAX_GENERATE_ELEMENTS or any(declared.datatype in HALVES for declared in wanted):
             return None
-        body = {declared.name: _sample_data(declared, count) for declared, count in zip(wanted, counts, strict=True)}
+        pairs = zip(wanted, counts, strict=True)
+        body = {declared.name: [_sample_element(declared)] * count for declared, count in pairs}
         return SampleRequest(body, streams=True)
     inputs = [_input(declared, shapes[declared.name]) for declared in wanted]
     zeros = sum(each["parameters"]["binary_data_size"] for each in inputs if "parameters" in each)
@@ -98,38 +103,51 @@ def sample_of(signature: Signature, *, decoupled: bool) -> SampleRequest | None:
     return SampleRequest({"inputs": inputs, **asked}, zeros, outside)
 
 
-def sample_input(signature: Signature, declared: SignatureInput) -> tuple[tuple[int, ...], str]:
-    """Return the shape of an input in a sample request, and its values as people enter them.
+class SampleInput(NamedTuple):
+    """An input of a sample request, as people enter it."""
 
-    Values are JSON, or a single text as it is; empty stands for zeros, or for an optional input that is left out.
-    """
-    batch = (1,) if signature.max_batch_size > 0 else ()
-    shape = (*batch, *(1 if size == -1 else size for size in declared.dims))
-    count = math.prod(shape)
-    if declared.optional or count > _MAX_JSON_ELEMENTS or declared.datatype in HALVES:
-        return shape, ""
-    data = _sample_data(declared, count)
-    return shape, str(data[0]) if declared.datatype is dtypes.BYTES and count == 1 else json.dumps(data)
+    shape: tuple[int, ...]
+    text: str
+    """JSON, or a single text as it is; empty stands for zeros, or for an optional input that is left out."""
+
+
+def sample_inputs(signature: Signature, *, decoupled: bool) -> dict[str, SampleInput]:
+    """Return all inputs of the sample request of a model, by name."""
+    shapes = next(sample_shapes(signature, streams=decoupled))
+    found = {}
+    for declared in signature.inputs.values():
+        shape = shapes[declared.name]
+        data = None if declared.optional else _sample_data(declared, math.prod(shape))
+        text = "" if data is None else json.dumps(data)
+        if data is not None and declared.datatype is dtypes.BYTES and len(data) == 1:
+            text = str(data[0])
+        found[declared.name] = SampleInput(shape, text)
+    return found
 
 
 def _input(declared: SignatureInput, shape: tuple[int, ...]) -> dict[str, Any]:
     tensor: dict[str, Any] = {"name": declared.name, "datatype": declared.datatype.name, "shape": list(shape)}
     count = math.prod(shape)
-    if count > _MAX_JSON_ELEMENTS or declared.datatype in HALVES:
-        return tensor | {"parameters": {"binary_data_size": count * (declared.datatype.size or _EMPTY_STRING_SIZE)}}
-    return tensor | {"data": _sample_data(declared, count)}
+    if (data := _sample_data(declared, count)) is not None:
+        return tensor | {"data": data}
+    return tensor | {"parameters": {"binary_data_size": count * (declared.datatype.size or _EMPTY_STRING_SIZE)}}
 
 
-def _sample_data(declared: SignatureInput, count: int) -> list[object]:
-    return [_sample_element(declared.datatype)] * count
+def _sample_data(declared: SignatureInput, count: int) -> list[object] | None:
+    """Return the values of an input; None if they are too long for a command, or JSON lacks their type."""
+    if declared.datatype in HALVES or count > _MAX_JSON_LENGTH:
+        return None
+    data = [_sample_element(declared)] * count
+    return data if len(json.dumps(data)) <= _MAX_JSON_LENGTH else None
 
 
-def _sample_element(datatype: DataType) -> object:
-    if datatype is dtypes.BYTES:
-        return "text"
-    if datatype is dtypes.BOOL:
-        return False
-    return 0.0 if datatype in (dtypes.FP32, dtypes.FP64) else 0
+def _sample_element(declared: SignatureInput) -> object:
+    if declared.datatype is dtypes.BYTES:
+        return "Hello"
+    number = constant_value(declared.name, declared.datatype) or 0
+    if declared.datatype is dtypes.BOOL:
+        return bool(number)
+    return float(number) if declared.datatype in (dtypes.FP32, dtypes.FP64) else number
 
 
 # Served model versions, as the documentation needs them.
@@ -208,9 +226,10 @@ def example_command(records: Sequence[ModelRecord], url: str) -> str:
         body = {"model": talks.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
         return f"curl {shlex.quote(f'{url}/v1/chat/completions')} -d {shlex.quote(json.dumps(body))}"
     for each in sorted(served, key=_is_unreadable):
-        sample = sample_of(each.signature, decoupled=each.decoupled)
-        if sample is not None and sample.brief:
-            return sample.curl(url + each.paths[0])
+        for shapes in sample_shapes(each.signature, streams=each.decoupled):
+            sample = _sample_with(shapes, each.signature, decoupled=each.decoupled)
+            if sample is not None and sample.brief:
+                return sample.curl(url + each.paths[0])
     return f"curl {url}/v2/models/{records[0].name}"
 
 

@@ -150,7 +150,7 @@ COMMON: Final[dict[str, Schema]] = {
     )
     | {"required": ["error"]},
     "OpenAiModels": _object(object=_TEXT, data=_list(schema_reference("OpenAiModel"))),
-    "OpenAiModel": _object(id=_TEXT, object=_TEXT, created=_NUMBER, owned_by=_TEXT),
+    "OpenAiModel": _object(id=_TEXT, object=_TEXT, created=_NUMBER, owned_by=_TEXT, task=_TEXT),
     "CompletionRequest": _object(model=_TEXT, prompt={"anyOf": [_TEXT, _list(_TEXT)]}, max_tokens=_NUMBER, stream=_FLAG)
     | {"required": ["model", "prompt"]},
     "EmbeddingRequest": _object(
@@ -332,7 +332,10 @@ COMMON: Final[dict[str, Schema]] = {
     "RolloutSpec": {"type": "object", "required": ["to"], "description": "The keys of `rollout.toml`."},
     "Rollout": _object(model=_TEXT, state=_TEXT, text=_TEXT, arms={"type": "object"}, gates=_list({"type": "object"})),
     "Rollouts": _object(rollouts=_list(schema_reference("Rollout")), past=_list({"type": "object"})),
-    "RolloutOrder": {"type": "object", "description": "What `nerite rollout start --fleet` sends to each replica."},
+    "RolloutOrder": {
+        "type": "object",
+        "description": "What a fleet command, or a router, sends to each replica.",
+    },
     "FlaggerWebhook": _object(name=_TEXT, namespace=_TEXT, phase=_TEXT, metadata={"type": "object"}),
     "Analysis": _object(model=_TEXT, state=_TEXT, decision=_TEXT, reason=_TEXT),
     "RolloutHistory": _object(history=_list({"type": "object"})),

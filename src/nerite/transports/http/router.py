@@ -13,7 +13,7 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
-from nerite.llm.openai.served_models import ModelControl
+from nerite.llm.openai.model_control import ModelControl
 from nerite.transports import engine_load
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import reply, routes
@@ -28,7 +28,7 @@ from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
     from nerite.batches.service import Batches
-    from nerite.llm.openai.response_store import ResponseStore
+    from nerite.llm.openai.responses.store import ResponseStore
     from nerite.rollouts.controller import RolloutController
     from nerite.server import InferenceServer
 

@@ -20,9 +20,10 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.json_tensors import HALVES
 from nerite.transports.http.openapi import (
     NO_SAMPLE,
+    SampleInput,
     ServedModel,
     openapi_document,
-    sample_input,
+    sample_inputs,
     sample_of,
     served_models,
 )
@@ -132,12 +133,14 @@ def _example(each: ServedModel, key_header: str, url: str, number: int) -> str:
         "key": key_header,
         "streams": "yes" if sample.streams else "",
         "binary": "yes" if sample.binary else "",
+        "batches": "yes" if each.signature.max_batch_size else "",
     }
+    inputs = sample_inputs(each.signature, decoupled=each.decoupled)
     attributes = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
     tabs = "".join(_tab(language, name, number) for language, name in _LANGUAGES)
     return (
         f'<form action="{escape(path)}" {attributes}>'
-        f"{''.join(_field(each, declared) for declared in each.signature.inputs.values())}"
+        f"{''.join(_field(each, declared, inputs[declared.name]) for declared in each.signature.inputs.values())}"
         f'<div class="tabs" role="tablist" aria-label="Ways to send the request to {what}">{tabs}</div>'
         f'<div class="command"><pre tabindex="0" role="tabpanel" id="panel-{number}" '
         f'aria-labelledby="tab-{number}-curl">{escape(sample.curl(url + path, key_header))}</pre>'
@@ -155,9 +158,9 @@ def _tab(language: str, name: str, number: int) -> str:
     )
 
 
-def _field(each: ServedModel, declared: SignatureInput) -> str:
+def _field(each: ServedModel, declared: SignatureInput, sample: SampleInput) -> str:
     """Return the fields for shape and values of an input."""
-    shape, text = sample_input(each.signature, declared)
+    shape, text = sample
     open_sizes = len(shape) > len(declared.dims) or -1 in declared.dims
     name = escape(declared.name)
     shown = escape(each.shape(declared))

@@ -5,7 +5,7 @@ and 25 MB each time. The fork server runs no models and has one thread and one l
 line of JSON with the worker's descriptors attached; exits are reported back, because only the parent process learns how
 a process ended.
 
-If the server dies the fork server notices it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
+If the server ends, the fork server notices it (``PR_SET_PDEATHSIG``, and the end of the control socket), and ends the
 workers with all their descendants. If the fork server itself is killed, so are its workers (``PR_SET_PDEATHSIG``).
 """
 
@@ -72,7 +72,7 @@ class ForkServerLoop:
         self._ends = True
 
     def run(self) -> None:
-        """Serve until the server goes away."""
+        """Serve until the server ends."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
@@ -182,10 +182,9 @@ def main(control: int) -> None:
         for program in _PROGRAMS:
             _program(program)
         importlib.import_module("triton_python_backend_utils")
-    gc.enable()
     # The garbage collector never touches frozen objects, so their pages stay shared with every fork.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     with contextlib.suppress(ConnectionError):  # the server is gone
         fork_server.run()
     fork_server.end()

@@ -196,9 +196,9 @@ class Inbox:
     def _receive(self, answer: bool) -> int:
         """Wait for bytes, busy-polling for a moment if they are likely to come at once; return their number."""
         poll_policy, receive, space = self.poll_policy, self._channel.recv_into, self._frames.space()
-        poll_policy.rest(monotonic(), answer)
+        poll_policy.began(monotonic(), answer)
         size = -1
-        while size < 0 and poll_policy.awake(monotonic()):
+        while size < 0 and poll_policy.polls(monotonic()):
             try:
                 size = receive(space, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -207,7 +207,7 @@ class Inbox:
             # A thread that sleeps in ``recv`` would also be woken each time that the server reads what was sent to it.
             self._poll.poll()
             size = receive(space)
-        poll_policy.stir(monotonic())
+        poll_policy.ended(monotonic())
         return size
 
 

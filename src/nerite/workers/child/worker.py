@@ -1,7 +1,7 @@
 """The worker: a process with an instance of one or several models, and one loop that receives, executes and replies.
 
 It runs in a fork of the fork server (``fork_server.py``), or in a Python of the model's own (``python -m
-nerite.workers.child.worker CHANNEL DESCRIPTORS``), where it needs nothing but numpy. When the server dies the channel
+nerite.workers.child.worker CHANNEL DESCRIPTORS``), where it needs nothing but numpy. When the server ends, the channel
 ends, and with it the worker.
 
 A job that comes while the job of another instance waits for something runs on another thread.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 from nerite.backends import registry
-from nerite.backends.interface import Adaptable, InstanceContext, ModelContext
+from nerite.backends.interface import InstanceContext, ModelContext, Sleeper, TakesAdapters
 from nerite.core import model_calls
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Internal, NeriteError, Unsupported
@@ -361,9 +361,16 @@ class Worker:
             _restore_adapters(hosted, value.get("adapters", {}))
             self.calls.allowed.add(hosted.seat)
             self._metrics.watch()
-            return {"checks_readiness": bool(getattr(hosted.instance, "checks_readiness", True))}
+            return {
+                "checks_readiness": bool(getattr(hosted.instance, "checks_readiness", True)),
+                "can_sleep": isinstance(hosted.instance, Sleeper) and hosted.instance.can_sleep,
+            }
         if kind == messages.ADAPTER:
             change_adapter(hosted, value["name"], value["path"])
+            return True
+        if kind == messages.SLEEP:
+            assert isinstance(hosted.instance, Sleeper)  # only such instances are asked to
+            (hosted.instance.sleep if value["asleep"] else hosted.instance.wake)()
             return True
         if kind == messages.IS_READY:
             return hosted.instance is not None and hosted.instance.is_ready()
@@ -379,7 +386,7 @@ class Worker:
 def change_adapter(hosted: HostedModel, name: str, path: str) -> None:
     """Load a LoRA adapter, or unload it if ``path`` is empty. Raises ``NeriteError``."""
     instance = hosted.instance
-    if not isinstance(instance, Adaptable):
+    if not isinstance(instance, TakesAdapters):
         raise Unsupported(f"'{hosted.name}' has no engine that loads LoRA adapters")
     if path:
         instance.load_adapter(name, path)
@@ -441,7 +448,7 @@ def main(channel: int, descriptors: int) -> None:
     root = logging.getLogger()
     root.addHandler(OutboxLogHandler(worker.outbox))
     root.setLevel(logging.INFO)
-    # A server that goes away while we send is a normal end, like one that goes away while we wait.
+    # A server that ends while we send is a normal end, like one that ends while we wait.
     with contextlib.suppress(ConnectionError):
         worker.run()
     for output in (sys.stdout, sys.stderr):

@@ -23,7 +23,7 @@ from typing import Any
 
 from nerite.backends.interface import InstanceContext
 from nerite.core.errors import Internal
-from nerite.core.failures import system_error
+from nerite.core.failures import report, system_error
 from nerite.core.memory import memory_of_family
 from nerite.workers.ipc import messages
 from nerite.workers.orphans import end_those_of
@@ -72,7 +72,10 @@ class ForkedProcess:
         """Record its exit status."""
         self.exit_status = status
         if self.on_exit is not None:
-            self.on_exit()
+            try:
+                self.on_exit()
+            except Exception as error:  # else the reports about other processes that came with this one would be lost
+                report("loop", error, f"while the end of '{self.name}' was handled")
 
     def write_stacks(self) -> None:
         """Make it write the stacks of its threads to its standard error. With an open model, it does so at once."""
@@ -178,20 +181,20 @@ class _ForkServerProcess:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            report: dict[str, Any] = json.loads(line)
-            number = report["order"]
+            told: dict[str, Any] = json.loads(line)
+            number = told["order"]
             worker = self._workers.get(number)
             if worker is None:  # it was forgotten
                 continue
-            if "pid" in report:
-                worker.pid = report["pid"]
+            if "pid" in told:
+                worker.pid = told["pid"]
                 worker.begun.set_result(None)
                 continue
             del self._workers[number]
-            if "failed" in report:
-                worker.begun.set_exception(OSError(report["failed"]))
+            if "failed" in told:
+                worker.begun.set_exception(OSError(told["failed"]))
             else:
-                worker.exited(report["exited"])
+                worker.exited(told["exited"])
 
     def _lost(self) -> None:
         """Handle the end of the fork server: nothing else reports how its workers end, or ends their orphans."""

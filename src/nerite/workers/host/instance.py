@@ -1,4 +1,4 @@
-"""An instance in a worker process, seen from the server: its batches, and what happens to them if the process dies.
+"""An instance in a worker process, seen from the server: its batches, and what happens to them if the process ends.
 
 ``WorkerProcess`` starts and restarts the process. A death fails the requests that the worker had and nothing else; the
 model is not ready until the instance is loaded in a new process.
@@ -53,6 +53,8 @@ class RemoteInstance:
         self._seat = 0
         self.checks_readiness = True
         """The model has a readiness check of its own; set when it is loaded."""
+        self.can_sleep = False
+        """It can give the memory of its GPUs back while it has no requests; set when it is loaded."""
         self._readiness = ReadinessCheck(plan.server_context.loop, self._ask_ready)
         self._packer: Packer[RequestHeader]
         self._batch: Batch | None = None
@@ -69,7 +71,7 @@ class RemoteInstance:
         """Watches the engine, if the instance has one."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._changes: set[asyncio.Future[Any]] = set()
-        """Changes of adapters that the worker makes."""
+        """Changes that the worker makes: of adapters, or between sleep and work."""
 
     async def move_in(self) -> None:
         """Load the model in the worker. Raises ``NeriteError``; then the worker is as before."""
@@ -140,6 +142,19 @@ class RemoteInstance:
         """Load a LoRA adapter, or unload it if ``path`` is empty; so does a new process. Raises ``NeriteError``."""
         if not path:
             self.plan.adapters.pop(name, None)
+        await self._change(messages.ADAPTER, {"name": name, "path": path})
+        if path:
+            self.plan.adapters[name] = path
+
+    async def sleep(self, asleep: bool) -> None:
+        """Give the memory of the GPUs back, or take it again. It has no requests until it is awake.
+
+        Raises ``NeriteError``. A new process is awake.
+        """
+        await self._change(messages.SLEEP, {"asleep": asleep})
+
+    async def _change(self, kind: int, wanted: dict[str, Any]) -> None:
+        """Have the worker make a change. Raises ``NeriteError``."""
         if not self.usable:
             raise Unavailable(f"instance '{self.name}' restarts: try again")
         change: asyncio.Future[Any] = self.plan.server_context.loop.create_future()
@@ -153,14 +168,11 @@ class RemoteInstance:
             else:
                 change.set_exception(error)
 
-        wanted = {"seat": self._seat, "name": name, "path": path}
-        self._worker_process.running.channel.request(messages.ADAPTER, wanted, answered)
+        self._worker_process.running.channel.request(kind, {"seat": self._seat, **wanted}, answered)
         try:
             await change
         finally:
             self._changes.discard(change)
-        if path:
-            self.plan.adapters[name] = path
 
     def memory(self) -> int:
         """Return the private memory of the worker in bytes; 0 while there is none."""
@@ -177,7 +189,18 @@ class RemoteInstance:
     def close(self, closed: Callable[[], None]) -> None:
         """Finalize the model; with the last instance in it the process ends."""
         self._watch.gone()
-        self._worker_process.leave(self._seat, closed)
+
+        def left() -> None:
+            self._fail_changes(f"instance '{self.name}' was unloaded")
+            closed()
+
+        self._worker_process.leave(self._seat, left)
+
+    def _fail_changes(self, why: str) -> None:
+        """Fail the changes that the worker has not made: it will not answer any more."""
+        for change in self._changes:
+            if not change.done():
+                change.set_exception(Unavailable(why))
 
     # Called by the worker process
 
@@ -258,9 +281,7 @@ class RemoteInstance:
         self._due.clear()
         self._early.clear()
         self._readiness.lost()
-        for change in self._changes:
-            if not change.done():
-                change.set_exception(Unavailable(f"the worker of '{self.name}' died: {ending}"))
+        self._fail_changes(f"the worker of '{self.name}' died: {ending}")
         _log.error(
             "worker '%s' (pid %d) died: %s; starting another",
             self.name,

@@ -1,6 +1,6 @@
 """A worker process, and the instances in it: one, or one of each of several models that share it.
 
-When the process dies, all its instances are lost. A new process is started, at once after the first death and with
+When the process ends, all its instances are lost. A new process is started, at once after the first time and with
 backoff later on, and all models are loaded again. A model that fails to load is retried in the same way; the others do
 not wait for it.
 """
@@ -25,7 +25,7 @@ from nerite.dispatch.interface import VersionHandle
 from nerite.instances.instance import Batch, ModelInstance
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.observability.load_times import stage
-from nerite.scheduling.stall_detectors import ExponentialBackoff
+from nerite.scheduling.backoff import ExponentialBackoff
 from nerite.workers.child.worker import write_context
 from nerite.workers.host.bls import BlsServer, ControlCaller
 from nerite.workers.host.channel import Ask, WorkerChannel
@@ -104,6 +104,8 @@ class HostedInstance(ModelInstance, Protocol):
 
     checks_readiness: bool
     """The model has a readiness check of its own."""
+    can_sleep: bool
+    """It can give the memory of its GPUs back while it has no requests."""
 
     def result(
         self,
@@ -150,7 +152,10 @@ class RunningWorker(NamedTuple):
 
 
 class WorkerProcess:
-    """A worker process, restarted when it dies, and its members: the instances in it. For the loop's thread only."""
+    """A worker process, restarted when it ends unexpectedly, and its members, the instances in it.
+
+    For the loop's thread only.
+    """
 
     def __init__(self, plan: WorkerPlan, name: str, arena: Arena) -> None:
         """``plan`` is that of the first member: what it says of the process holds for all.
@@ -315,7 +320,7 @@ class WorkerProcess:
             if opened.done():
                 return
             if error is None:
-                member.checks_readiness = value["checks_readiness"]
+                member.checks_readiness, member.can_sleep = value["checks_readiness"], value["can_sleep"]
                 opened.set_result(None)
             else:
                 opened.set_exception(error)
@@ -356,16 +361,24 @@ class WorkerProcess:
         """Load the members that lost their process again, with backoff, until all have one."""
         while self._lost():
             await asyncio.sleep(self._pause)
-            lost = self._lost()
-            failures = [(seat, each, why) for seat, each in lost if (why := await self._load_again(seat, each))]
-            if failures:
+            try:
+                await self._load_lost()
+            except Exception as error:  # else the members would have no process for ever
+                report("loop", error, f"while worker '{self.name}' was restarted")
                 self._pause = self._backoff.failed(self._loop.time())
-                if not self._loading and not any(each.usable for each in self._members.values()):
-                    self._drop_process()  # the next attempt gets a new process
-            for seat, each, why in failures:
-                if self._members.get(seat) is each:
-                    each.failed(why, self._pause)
         self._restoring = None
+
+    async def _load_lost(self) -> None:
+        """Load the members that lost their process again, once each."""
+        lost = self._lost()
+        failures = [(seat, each, why) for seat, each in lost if (why := await self._load_again(seat, each))]
+        if failures:
+            self._pause = self._backoff.failed(self._loop.time())
+            if not self._loading and not any(each.usable for each in self._members.values()):
+                self._drop_process()  # the next attempt gets a new process
+        for seat, each, why in failures:
+            if self._members.get(seat) is each:
+                each.failed(why, self._pause)
 
     def _lost(self) -> list[tuple[int, HostedInstance]]:
         return [(seat, each) for seat, each in self._members.items() if not each.usable and seat not in self._loading]
@@ -419,7 +432,10 @@ class WorkerProcess:
             return
         self._pause = self._backoff.failed(self._loop.time())
         for member in lost:
-            member.died(process.pid, process.ending)
+            try:
+                member.died(process.pid, process.ending)
+            except Exception as error:  # the other members, and the next process, do not depend on it
+                report("loop", error, f"while instance '{member.name}' was told that its worker is gone")
         if self._members and self._restoring is None:
             self._restoring = self._loop.create_task(self._restore())
 

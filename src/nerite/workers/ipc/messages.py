@@ -55,8 +55,9 @@ FUSED_STEPS: Final = 11  # JSON: steps that may follow a batch in this worker, a
 ADAPTER: Final = 12  # JSON: load this LoRA adapter at this seat, or unload it if it has no path
 CONTEXTS: Final = 13  # the count is the number of requests in it
 TRIM: Final = 14  # release tensor memory that was not used since the last TRIM
+SLEEP: Final = 15  # JSON: have the instance at this seat sleep, or wake
 # From a worker to the server.
-DONE: Final = 16  # JSON: the reply to COMPLETE, LOAD, IS_READY, ADAPTER or CLOSE; with the count of that message
+DONE: Final = 16  # JSON: the reply to COMPLETE, LOAD, IS_READY, ADAPTER, SLEEP or CLOSE; with the count of that message
 FAILED: Final = 17  # JSON: code and message of an error; sent instead of DONE
 RESULT: Final = 18
 LOG: Final = 19  # JSON: level, text, file, line and the ids of the requests that it is about

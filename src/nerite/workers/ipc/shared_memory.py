@@ -2,8 +2,8 @@
 
 Theory of operation. An ``Arena`` belongs to the process that writes into it. It consists of a few segments, each an
 anonymous file (``memfd_create``) that both processes map. Its counterpart is a ``BufferBorrower`` in each process that
-reads. Nothing has a name in the file system, so nothing is left behind when either side dies, and no limit of /dev/shm
-applies.
+reads. Nothing has a name in the file system, so nothing is left behind when either process ends, and no limit of
+/dev/shm applies.
 
 Memory is reused when it has no more references, in both processes: ``allocate`` returns a view whose memory is freed
 with the last view on it. ``BufferLeases`` keeps a view that is lent until the borrower returns its token; the borrower

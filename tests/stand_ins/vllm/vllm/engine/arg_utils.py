@@ -14,6 +14,10 @@ class AsyncEngineArgs:
     disable_log_stats: bool = False
     enable_lora: bool = False
     max_loras: int = 1
+    enable_sleep_mode: bool = False
+    gpu_bytes: int = 0
+    """What it takes of GPU 0 while it is awake, as the stand-in for NVML tells."""
+    wakes: bool = True
     tasks: tuple[str, ...] = ("generate",)
     most_images: int = 0
     mortal: bool = True

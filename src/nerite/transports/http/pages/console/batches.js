@@ -16,15 +16,13 @@ export class Batches extends Polled {
 
   constructor(console) {
     super(console, "v1/batches?limit=100");
-    this.table = new Table(COLUMNS);
-    this.empty = element("p", { className: "muted", hidden: true }, "There are no batches.");
-    this.root = element("div", {}, element("h1", {}, "Batches"), this.table.root, this.empty);
+    const command = element("code", {}, "nerite batch run FILE.jsonl -o ANSWERS.jsonl");
+    this.table = new Table(COLUMNS, "There are no batches. Run one with: ", command);
+    this.root = element("div", {}, element("h1", {}, "Batches"), this.table.root);
   }
 
   show() {
     this.table.show(this.data.data.map(row));
-    this.table.root.hidden = !this.data.data.length;
-    this.empty.hidden = Boolean(this.data.data.length);
   }
 }
 

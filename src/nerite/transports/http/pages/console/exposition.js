@@ -24,6 +24,13 @@ const HISTOGRAMS = {
   "vllm:time_to_first_token_seconds": "firstToken",
   "vllm:inter_token_latency_seconds": "betweenTokens",
 };
+const SOURCE = "nerite_model_memory_source";
+/** How the memory of a version is known. */
+export const MEMORY_SOURCES = {
+  workers: "measured of its workers",
+  load: "measured as the growth of the server's process during its load",
+  files: "estimated by the size of its files: the server's process has grown by less during its load",
+};
 /** Failed requests are counted by the reason. */
 const REASONS = "nerite_request_failures_total";
 const MACHINE = { nv_cpu_utilization: "cpu", nv_cpu_memory_used_bytes: "memoryUsed", nv_cpu_memory_total_bytes: "memoryTotal" };
@@ -84,6 +91,11 @@ export function parse(text) {
     if (name === REASONS) {
       const labels = read(line);
       if (value) (of(labels).reasons ??= {})[labels.reason] = value;
+      continue;
+    }
+    if (name === SOURCE) {
+      const labels = read(line);
+      of(labels).memorySource = labels.source;
       continue;
     }
     const part = PART.exec(name);

@@ -4,13 +4,16 @@ import { element, say } from "./elements.js";
 import { LogLines } from "./log.js";
 import { stateOf } from "./models.js";
 
-/** Take the reason of a failure apart: what happened, the frames of the traceback, innermost first, and what to do. */
+const LIBRARY = /\/(?:site|dist)-packages\/|\/lib\/python[\d.]+\/|^<frozen /;
+
+/** Take the reason of a failure apart: what happened, the frames of the traceback, innermost first, which of them to mend, and what to do. */
 export function explain(reason) {
   const [text, trace = ""] = reason.split(/\n+At:\n/);
   const [what, ...more] = text.split("\n").filter((line) => line.trim());
   const frames = [...trace.matchAll(/^\s*(.+)\((\d+)\): (.*)$/gm)].map(([, file, line, name]) => ({ file, line, name }));
   const remedy = more.filter((line) => /^\s{4}\S/.test(line)).map((line) => line.trim());
-  return { what: what ?? "", frames, remedy: remedy.join(" ") };
+  const own = frames.find(({ file }) => !LIBRARY.test(file)) ?? frames[0];
+  return { what: what ?? "", frames, own, remedy: remedy.join(" ") };
 }
 
 const link = ({ name, version }, part = "") => `#/models/${encodeURIComponent(name)}${version && `/${version}`}${part}`;
@@ -35,14 +38,13 @@ export class Failures {
 }
 
 function item(version) {
-  const { what, frames, remedy } = explain(version.reason);
-  const place = frames.length ? ` ${frames[0].file}:${frames[0].line}` : "";
+  const { what, own, remedy } = explain(version.reason);
   return element(
     "li",
     {},
     element("a", { href: link(version) }, version.name, ...(version.version ? [` version ${version.version}`] : [])),
     element("span", {}, what),
-    ...(place ? [element("code", {}, place.trim())] : []),
+    ...(own ? [element("code", {}, `${own.file}:${own.line}`)] : []),
     ...(remedy ? [element("span", { className: "muted" }, remedy)] : []),
   );
 }
@@ -68,10 +70,10 @@ export class Failure {
     const shown = `${reason} ${fixed}`;
     if (this.shown === shown) return;
     this.shown = shown;
-    const { what, frames, remedy } = explain(reason);
+    const { what, frames, own, remedy } = explain(reason);
     const frame = ({ file, line, name }) => element("li", {}, element("code", {}, `${file}:${line}`), ` in ${name}`);
     const then = fixed ? "Then restart the server." : "Then load it again.";
-    const mend = remedy || (frames.length ? `Correct ${frames[0].file}, line ${frames[0].line}, or what it depends on.` : "");
+    const mend = remedy || (own ? `Correct ${own.file}, line ${own.line}, or what it depends on.` : "");
     this.place.replaceChildren(
       element("h2", {}, "Why it failed"),
       element("p", { className: "reason" }, what),

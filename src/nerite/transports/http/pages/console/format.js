@@ -32,7 +32,7 @@ export const rate = (value) => (value === null || Number.isNaN(value) ? NOTHING 
 /** Format a relative change with its sign. */
 export const change = (value) => `${value < 0 ? "−" : "+"}${share(Math.abs(value))}`;
 
-/** Format a duration in its two largest units. */
+/** Format a duration in its two largest units, of which the second is left out if it is 0. */
 export function span(seconds) {
   const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
   const at = units.findIndex(([, size]) => seconds >= size);
@@ -41,7 +41,16 @@ export function span(seconds) {
   const parts = units.slice(at, at + 2).map(([unit, size]) => {
     const count = Math.floor(rest / size);
     rest -= count * size;
-    return `${count} ${unit}`;
+    return count ? `${count} ${unit}` : "";
   });
-  return parts.join(" ");
+  return parts.filter(Boolean).join(" ");
+}
+
+const UNITS = { ms: 0.001, s: 1, m: 60, h: 3600, d: 86_400 };
+
+/** Format a duration as it is configured, such as 90s or 1h30m. */
+export function configured(text) {
+  const parts = [...text.matchAll(/([\d.]+)(ms|[smhd])/g)].map(([, count, unit]) => Number(count) * UNITS[unit]);
+  const sum = parts.reduce((total, part) => total + part, 0);
+  return sum < 1 ? seconds(sum) : span(sum);
 }

@@ -2,7 +2,7 @@
 
 import { Chat, writes } from "./chat.js";
 import { element, say } from "./elements.js";
-import { key } from "./exposition.js";
+import { MEMORY_SOURCES, key } from "./exposition.js";
 import { Failure } from "./failures.js";
 import * as format from "./format.js";
 import { Graph } from "./graph.js";
@@ -68,9 +68,12 @@ export class ModelView {
     const version = models.of(this.name).find((each) => each.version === this.wanted) ?? models.latest(this.name);
     this.actions.update();
     if (!version) {
-      say(this.reason, models.versions.length ? "No such model." : "");
+      const known = models.versions.length > 0;
+      say(this.reason, known ? "There is no model of this name. It may have been removed from its repository, or have another name now." : "");
+      this.range.hidden = this.actions.root.hidden = known;
       return;
     }
+    this.actions.root.hidden = false;
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
@@ -136,12 +139,13 @@ export class ModelView {
     try {
       this.config = await server.get(`${place}/config`);
       const metadata = await server.get(place);
+      const samples = await server.get(`ui/samples?model=${encodeURIComponent(this.name)}&version=${encodeURIComponent(this.version)}`);
       const source = element("pre", {}, JSON.stringify(this.config, null, 2));
       const details = element("details", {}, element("summary", {}, "Configuration"), source);
       // The chat API has no version: requests go to the latest one.
       const newest = this.console.models.latest(this.name)?.version === this.version;
       if (newest && writes(metadata)) this.chat = new Chat(this.name);
-      const parts = [...(this.chat ? [this.chat.root] : []), new TryIt(metadata, this.config, this.version).root];
+      const parts = [...(this.chat ? [this.chat.root] : []), new TryIt(metadata, this.config, samples, this.version).root];
       this.parts.replaceChildren(...parts, details, this.traces());
       if (this.config.ensemble_scheduling) {
         this.graph = new Graph(this.config, this.console);
@@ -170,16 +174,15 @@ export class ModelView {
       const kinds = [...new Set(groups.map((group) => group.kind?.replace("KIND_", "")))].join(", ");
       if (groups.length) facts.push(["Instances", `${instances} (${kinds})`]);
     }
-    const estimate = this.console.models.estimates.get(this.at);
-    if (now.memory) facts.push(["Worker memory", format.bytes(now.memory)], ["Worker restarts", format.number(now.restarts)]);
-    else if (estimate) facts.push(["Memory, estimated", `${format.bytes(estimate)}, the size of its files`]);
+    if (now.memory) facts.push(["Memory", format.bytes(now.memory), MEMORY_SOURCES[now.memorySource]]);
+    if (now.memorySource === "workers") facts.push(["Worker restarts", format.number(now.restarts)]);
     const failed = Object.entries(now.reasons ?? {}).map(([reason, count]) => `${format.number(count)} ${reason.replaceAll("_", " ")}`);
     if (failed.length) facts.push(["Failed requests", failed.join(", ")]);
     if (now.loadSeconds) facts.push(["Load time", format.seconds(now.loadSeconds)]);
     const text = JSON.stringify(facts);
     if (this.facts.dataset.shown === text) return;
     this.facts.dataset.shown = text;
-    const pairs = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+    const pairs = facts.map(([name, value, note = ""]) => element("div", {}, element("dt", {}, name), element("dd", {}, value), ...(note ? [element("dd", {}, element("small", {}, note))] : [])));
     this.facts.replaceChildren(...pairs);
   }
 }

@@ -2,7 +2,6 @@
 
 import { askInDialog } from "./dialog.js";
 import { element, say } from "./elements.js";
-import { key } from "./exposition.js";
 import { Menu } from "./menu.js";
 import * as server from "./server.js";
 
@@ -10,8 +9,6 @@ import * as server from "./server.js";
 export class Models {
   constructor() {
     this.versions = [];
-    /** Estimated memory of the versions that run in the server's own process, in bytes. */
-    this.estimates = new Map();
     /** The status of the last rollout of each model. */
     this.rollouts = [];
     this.busy = new Map();
@@ -26,8 +23,6 @@ export class Models {
       .map(({ name, version = "", state = "", reason = "", hash = "" }) => ({ name, version, state, reason, hash }))
       .sort((one, other) => one.name.localeCompare(other.name) || Number(one.version) - Number(other.version));
     this.rollouts = (await server.get("v2/rollouts")).rollouts;
-    const estimates = await server.get("ui/estimates").catch(() => []); // Needs another key, without which there are none.
-    this.estimates = new Map(estimates.map(({ model, version, bytes }) => [key(model, version), bytes]));
   }
 
   of(name) {
@@ -52,14 +47,14 @@ export class Models {
   }
 }
 
-/** The reason of versions that the next request loads. */
-const ON_DEMAND = "unloaded: on demand";
+/** States of versions that the next request loads or wakes, by their reasons. */
+const LOADABLE = { "unloaded: on demand": "on demand", "unloaded: asleep": "asleep" };
 
 /** Return the state of a version in words, and the CSS class of its colour. */
 export function stateOf({ state, reason }) {
   if (state === "READY") return ["ready", "good"];
   if (state === "" || reason.startsWith("unloaded"))
-    return [reason === ON_DEMAND ? "on demand" : state ? "unloaded" : "not loaded", "idle"];
+    return [LOADABLE[reason] ?? (state ? "unloaded" : "not loaded"), "idle"];
   if (state === "UNAVAILABLE") return ["failed", "bad"];
   return [state.toLowerCase(), "idle"];
 }

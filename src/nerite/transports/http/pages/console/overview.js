@@ -1,7 +1,7 @@
 // Overview page: a sortable and filterable table of all models, and the load of the whole server.
 
 import { element, say, shape } from "./elements.js";
-import { key } from "./exposition.js";
+import { MEMORY_SOURCES, key } from "./exposition.js";
 import { explain, Failures } from "./failures.js";
 import * as format from "./format.js";
 import { Actions, stateOf } from "./models.js";
@@ -17,7 +17,7 @@ const NUMBERS = [
   ["p50", (change) => change.quantile("whole", 0.5), format.seconds],
   ["p99", (change) => change.quantile("whole", 0.99), format.seconds],
   ["Queue", (change) => change.now.queue ?? null, format.number],
-  ["Memory", (change, estimate) => change.now.memory || estimate || null, format.bytes],
+  ["Memory", (change) => change.now.memory || null, format.bytes],
 ];
 const [RATE, ERRORS, QUEUE, MEMORY] = [0, 1, 4, 5];
 const NAMES = ["Model", "Version", "State"];
@@ -42,7 +42,9 @@ export class Overview {
     this.body = element("tbody");
     const actions = element("th", { scope: "col" }, element("span", { className: "unseen" }, "Actions"));
     this.fixed = element("p", { className: "muted" });
+    this.none = element("p", { className: "muted", hidden: true }, "There are no models. Add one with: ", element("code", {}, "nerite add FILE"));
     const head = element("thead", {}, element("tr", {}, ...this.heads, actions));
+    this.table = element("div", { className: "wide" }, element("table", { className: "models cards" }, head, this.body));
     this.summary = element("dl", { className: "tiles" });
     this.samples = new Samples(() => this.draw());
     this.failures = new Failures();
@@ -53,7 +55,8 @@ export class Overview {
       this.failures.root,
       element("div", { className: "summary" }, this.summary, this.plot.root),
       element("p", { className: "bar" }, this.filter, this.count),
-      element("div", { className: "wide" }, element("table", { className: "models" }, head, this.body)),
+      this.table,
+      this.none,
       this.fixed,
     );
   }
@@ -69,7 +72,7 @@ export class Overview {
       seen.add(at);
       if (!this.rows.has(at)) this.rows.set(at, new Row(version, this.console));
       const mark = markOf(models.rollouts, version.name, version.version);
-      this.rows.get(at).update(version, history.recent(at), mark, models.estimates.get(at));
+      this.rows.get(at).update(version, history.recent(at), mark);
     }
     for (const at of this.rows.keys()) if (!seen.has(at)) this.rows.delete(at);
     this.tile("Ready", `${count(models, "READY")} of ${new Set(models.versions.map((each) => each.name)).size}`);
@@ -83,7 +86,7 @@ export class Overview {
     this.tile("Queued", format.number(now(QUEUE, "queue")));
     const { cpu, memoryUsed, memoryTotal } = history.machine;
     if (cpu !== undefined) this.tile("CPU", format.share(cpu));
-    if (memoryUsed !== undefined) this.tile("Memory in use", format.share(memoryUsed / memoryTotal));
+    if (memoryUsed !== undefined) this.tile("Memory", format.share(memoryUsed / memoryTotal));
     this.draw();
     this.arrange();
   }
@@ -146,6 +149,8 @@ export class Overview {
       if (this.body.children[at] !== root) this.body.insertBefore(root, this.body.children[at] ?? null);
     });
     while (this.body.children.length > roots.length) this.body.lastChild.remove();
+    this.table.hidden = !rows.length;
+    this.none.hidden = this.rows.size > 0 || this.console.models.fixed === undefined;
     const shown = `${rows.length} of ${this.rows.size}`;
     say(this.count, words.length ? shown : "");
   }
@@ -179,19 +184,18 @@ class Row {
     );
   }
 
-  update(version, change, mark, estimate) {
+  update(version, change, mark) {
     const [state, colour] = stateOf(version);
     say(this.state, state);
     this.state.className = `state ${colour}`;
     this.failed = colour === "bad";
     say(this.reason, this.failed ? explain(version.reason).what : "");
     this.reason.title = this.failed ? version.reason : "";
-    const numbers = NUMBERS.map(([, read]) => read(change, estimate));
+    const numbers = NUMBERS.map(([, read]) => read(change));
     NUMBERS.forEach(([, , text], at) => say(this.texts[at], text(numbers[at])));
-    const estimated = !change.now.memory && Boolean(estimate);
-    this.cells[MEMORY].classList.toggle("estimated", estimated);
-    this.cells[MEMORY].title = estimated ? "Estimated by the size of its files: it runs in the server's process" : "";
-    if (estimated) say(this.texts[MEMORY], `≈ ${format.bytes(estimate)}`);
+    const { memory, memorySource } = change.now;
+    this.cells[MEMORY].title = memory ? `Memory, ${MEMORY_SOURCES[memorySource]}` : "";
+    if (memorySource === "files") say(this.texts[MEMORY], `≈ ${format.bytes(memory)}`);
     this.cells[ERRORS].classList.toggle("bad", numbers[ERRORS] > 0);
     this.mark.hidden = !mark;
     if (mark) {

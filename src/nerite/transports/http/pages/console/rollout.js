@@ -173,9 +173,9 @@ const part = (title, content) => element("section", { className: "bare" }, eleme
 
 /** Return times, and what the present step waits for, in words. */
 function waiting({ state, spec, elapsed, step, steps, in_step: inStep, step_requests: requests }) {
-  const took = `Under way ${format.span(elapsed)}${spec.deadline === "0s" ? "" : ` of ${spec.deadline}`}`;
+  const took = `Under way ${format.span(elapsed)}${spec.deadline === "0s" ? "" : ` of ${format.configured(spec.deadline)}`}`;
   if (state !== "running") return took;
-  const held = `step ${step + 1} of ${steps.length}: ${format.span(inStep)} of ${spec.hold}`;
+  const held = `step ${step + 1} of ${steps.length}: ${format.span(inStep)} of ${format.configured(spec.hold)}`;
   const counted = `${format.number(requests)} of ${format.number(spec.requests)} requests`;
   const proof = step === steps.length - 2 ? ", then the proof that the candidate is not worse" : "";
   return `${took} · ${held}, ${counted}${proof}`;

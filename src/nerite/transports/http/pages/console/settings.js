@@ -81,7 +81,9 @@ export class Form {
 }
 
 function row({ name, input }) {
-  const meaning = element("small", { id: `about-${name}` }, MEANINGS[name] ?? "");
+  const words = (MEANINGS[name] ?? "").split(/(--[\w-]+)/);
+  const text = words.map((part) => (part.startsWith("--") ? element("code", {}, part) : part)).filter(Boolean);
+  const meaning = element("small", { id: `about-${name}` }, ...text);
   input.setAttribute("aria-describedby", meaning.id);
   return element("div", {}, element("label", {}, element("span", {}, name), input), meaning);
 }

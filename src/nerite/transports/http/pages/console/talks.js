@@ -1,32 +1,17 @@
 // Page of the chat: a choice among the language models, and the chat with one of them.
 
-import { Chat, writes } from "./chat.js";
+import { Chat } from "./chat.js";
 import { element, say } from "./elements.js";
 import * as server from "./server.js";
 
-const LOOKED_AT = 20;
-
-/** Return whether a model of the OpenAI API is a language model: models of embeddings and rankings are listed with them. */
-async function isLanguageModel({ id, parent }) {
-  if (parent) return true; // An adapter of a language model.
-  try {
-    return writes(await server.get(server.place(id)));
-  } catch {
-    return false; // Its tensors are not known, because it is not loaded.
-  }
-}
-
-/** Return whether one of the first models is a language model. */
-export async function hasLanguageModel() {
-  const { data } = await server.get("v1/models");
-  for (const model of data.slice(0, LOOKED_AT)) if (await isLanguageModel(model)) return true;
-  return data.length > LOOKED_AT;
-}
-
+/** Return the language models and their adapters: models of embeddings and rankings are listed with them. */
 async function languageModels() {
   const { data } = await server.get("v1/models");
-  const found = await Promise.all(data.map(isLanguageModel));
-  return data.filter((_, at) => found[at]).map(({ id }) => id);
+  return data.filter(({ task, parent }) => task === "generate" || parent).map(({ id }) => id);
+}
+
+export async function hasLanguageModel() {
+  return (await languageModels()).length > 0;
 }
 
 export class Talks {
@@ -55,7 +40,7 @@ export class Talks {
     try {
       const names = await languageModels();
       if (this.closed) return;
-      say(this.note, names.length ? "" : "No language model is loaded.");
+      say(this.note, names.length ? "" : "No language model is loaded. Add one with: nerite add hf:ORGANIZATION/NAME");
       this.field.hidden = !names.length;
       if (!names.length) return;
       const first = names.includes(this.wanted) ? this.wanted : names[0];

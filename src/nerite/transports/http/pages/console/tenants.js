@@ -17,9 +17,9 @@ export class Tenants extends Polled {
 
   constructor(console) {
     super(console, "v2/quota");
-    this.standings = new Table(STANDINGS);
-    this.limits = new Table(LIMITS);
-    this.uses = new Table(USES);
+    this.standings = new Table(STANDINGS, "The policy has no tenants.");
+    this.limits = new Table(LIMITS, "No tenant has a limit of requests or tokens per minute.");
+    this.uses = new Table(USES, "There have been no requests.");
     const part = (title, table) => element("section", { className: "bare" }, element("h2", {}, title), table.root);
     this.root = element(
       "div",

@@ -2,16 +2,14 @@
 
 import { element } from "./elements.js";
 
-const SHORT = 64;
 const SHOWN = 4000;
 
-/** Form field for an input; `shape` is as the model declares it, with -1 for any size. */
+/** Form field for an input; `shape` is as the model declares it, with -1 for any size, and `sample` what it has at first. */
 export class TensorField {
-  constructor({ name, datatype, shape }, optional) {
+  constructor({ name, datatype, shape }, optional, { shape: sample, text }) {
     this.name = name;
     this.datatype = datatype;
     this.optional = optional;
-    const sample = shape.map((size) => (size < 0 ? 1 : size));
     // A single string is entered as plain text; everything else is JSON.
     this.isText = datatype === "BYTES" && size(sample) === 1;
     const empty = optional ? "Leave empty to omit" : "Leave empty for zeros";
@@ -21,7 +19,7 @@ export class TensorField {
       "aria-label": `${this.isText ? "Text" : "Data"} of ${name}`,
       placeholder: this.isText && !optional ? "" : empty,
       spellcheck: this.isText,
-      value: optional || (size(sample) > SHORT && !this.isText) ? "" : this.isText ? "Hello" : JSON.stringify(this.zeros(sample)),
+      value: text,
     });
     this.root = element(
       "fieldset",

@@ -8,13 +8,13 @@ import { TensorField, isPicture, shown } from "./tensors.js";
 const FILES = "image/*,audio/*,video/*,application/pdf";
 
 export class TryIt {
-  /** `metadata` and `config` are those of this version, from the server. */
-  constructor(metadata, config, version) {
+  /** `metadata`, `config` and `samples` are those of this version, from the server. */
+  constructor(metadata, config, samples, version) {
     this.place = server.place(metadata.name, version);
     this.streams = Boolean(config.model_transaction_policy?.decoupled);
     const declared = new Map((config.input ?? []).map((input) => [input.name, input]));
     const optional = (input) => Boolean(declared.get(input.name)?.optional);
-    this.fields = metadata.inputs.map((input) => new TensorField(input, optional(input)));
+    this.fields = metadata.inputs.map((input) => new TensorField(input, optional(input), samples[input.name]));
     this.fields.sort((one, other) => one.optional - other.optional);
     this.file = this.filePart(metadata.inputs.filter((input) => !optional(input)).map((input) => declared.get(input.name)));
     this.run = element("button", { type: "submit", className: "main" }, "Run");

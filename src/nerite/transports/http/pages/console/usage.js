@@ -6,7 +6,7 @@ import { Polled } from "./polled.js";
 import { Table } from "./table.js";
 
 const AMOUNTS = [
-  ["Requests", "number"], ["Prompt", "number"], ["Cached", "number"], ["Answer", "number"],
+  ["Requests", "number"], ["Prompt tokens", "number"], ["Cached tokens", "number"], ["Answer tokens", "number"],
   ["Queue", "number"], ["Compute", "number"], ["Prefill", "number"], ["Decode", "number"],
 ];
 
@@ -18,8 +18,9 @@ export class Usage extends Polled {
 
   constructor(console) {
     super(console, "v2/usage?group_by=tenant,model,ending");
-    this.tenants = new Table([["Tenant"], ["Model"], ...AMOUNTS]);
-    this.endings = new Table([["Ending"], ...AMOUNTS]);
+    const empty = "There have been no requests this month.";
+    this.tenants = new Table([["Tenant"], ["Model"], ...AMOUNTS], empty);
+    this.endings = new Table([["Ending"], ...AMOUNTS], empty);
     const part = (title, table) => element("section", { className: "bare" }, element("h2", {}, title), table.root);
     this.root = element(
       "div",

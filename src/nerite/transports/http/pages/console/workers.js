@@ -6,7 +6,7 @@ import { Polled } from "./polled.js";
 import { Table } from "./table.js";
 
 const COLUMNS = [
-  ["Instance"], ["Version"], ["State", "status"], ["Process", "number"], ["Memory", "number"], ["Restarts", "number"],
+  ["Instance"], ["Version", "version"], ["State", "status"], ["Process", "number"], ["Memory", "number"], ["Restarts", "number"],
   ["Uptime", "number"],
 ];
 
@@ -22,10 +22,9 @@ export class Workers extends Polled {
       on: { input: () => this.data && this.show() },
     });
     this.count = element("span", { className: "muted", role: "status" });
-    this.table = new Table(COLUMNS);
-    this.empty = element("p", { className: "muted", hidden: true }, "No model is loaded.");
+    this.table = new Table(COLUMNS, "No instance has this name or state, or no model is loaded.");
     const bar = element("p", { className: "bar" }, this.filter, this.count);
-    this.root = element("div", {}, element("h1", {}, "Workers"), bar, this.table.root, this.empty);
+    this.root = element("div", {}, element("h1", {}, "Workers"), bar, this.table.root);
   }
 
   show() {
@@ -34,8 +33,6 @@ export class Workers extends Polled {
     const shown = all.filter(({ text }) => words.every((word) => text.includes(word)));
     shown.sort((one, other) => one.usable - other.usable || other.restarts - one.restarts || one.text.localeCompare(other.text));
     this.table.show(shown);
-    this.table.root.hidden = !all.length;
-    this.empty.hidden = Boolean(all.length);
     const down = all.filter(({ usable }) => !usable).length;
     const parts = [`${words.length ? `${shown.length} of ` : ""}${all.length} instances`, ...(down ? [`${down} down`] : [])];
     say(this.count, parts.join(", "));

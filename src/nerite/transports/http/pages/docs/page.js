@@ -21,7 +21,7 @@ function read(field) {
     shape = null;
   }
   if (!Array.isArray(shape) || !shape.every((size) => Number.isInteger(size) && size >= 0)) throw new Error(`The shape of ${name} is not a list of sizes, such as [1, 3].`);
-  if (!text.trim()) return "optional" in field.dataset ? null : { name, datatype, shape, zeros: product(shape) * SIZES[datatype] };
+  if (!text.trim()) return "optional" in field.dataset ? null : { name, datatype, shape, declared: JSON.parse(field.dataset.declared), zeros: product(shape) * SIZES[datatype] };
   const one = datatype === "BYTES" && product(shape) === 1 && !/^\s*[["]/.test(text);
   const json = one ? quoted(text) : text.trim();
   try {
@@ -99,7 +99,7 @@ function python({ url, key, streams, model, version }, inputs) {
   return [...imports, `with ${client} as client:`, ...lines].join("\n");
 }
 
-function commandLine({ url, key, streams, model, version }, inputs) {
+function commandLine({ url, key, streams, model, version, batches }, inputs) {
   const value = ({ datatype, shape, json, tokens }) => {
     const [only] = tokens;
     const text = datatype === "BYTES" && tokens.length === 1 && only[0] === '"' ? JSON.parse(only) : null;
@@ -110,7 +110,12 @@ function commandLine({ url, key, streams, model, version }, inputs) {
   if (version) words.push("--version", version);
   words.push(...inputs.filter(({ json }) => json).map((each) => shell(`${each.name}=${value(each)}`)));
   // Zeros are not sent from the command line, but random values are.
-  if (inputs.some(({ json }) => !json)) words.push("--random");
+  const random = inputs.filter(({ json }) => !json);
+  if (random.length) words.push("--random");
+  for (const { name, shape, declared } of random) {
+    const [own, sizes] = batches ? [declared.slice(1), shape.slice(1)] : [declared, shape];
+    if (own.includes(-1)) words.push("--shape", shell(`${name}:${sizes}`));
+  }
   if (streams) words.push("--stream");
   return words.join(" ");
 }

@@ -1,6 +1,8 @@
 """The engine: a step each millisecond, a letter in each sequence."""
 
 import asyncio
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 from vllm.exceptions import VLLMClientError
@@ -84,6 +86,10 @@ class AsyncLLM:
         self._loggers = [logger(self.vllm_config) for logger in loggers]
         self._running = {}
         self.output_handler = None
+        self.asleep = 0
+        """The level of its sleep."""
+        self._args = args
+        self._take_memory(args.gpu_bytes)
 
     @classmethod
     def from_engine_args(cls, args, stat_loggers):
@@ -103,11 +109,28 @@ class AsyncLLM:
     async def remove_lora(self, number):
         self.adapters = [adapter for adapter in self.adapters if adapter.lora_int_id != number]
 
+    async def sleep(self, level=1, mode="abort"):
+        assert self._args.enable_sleep_mode and not self.asleep and not self._running
+        self.asleep = level
+        self._take_memory(self._args.gpu_bytes // 20)
+
+    async def wake_up(self, tags=None):
+        assert self.asleep
+        if not self._args.wakes:
+            raise RuntimeError("CUDA out of memory")
+        self.asleep = 0
+        self._take_memory(self._args.gpu_bytes)
+
+    def _take_memory(self, size):
+        if size and "STAND_IN_GPU_USE" in os.environ:
+            Path(os.environ["STAND_IN_GPU_USE"], str(os.getpid())).write_text(str(size))
+
     async def add_request(self, id, prompt, params, lora_request=None, priority=0):
         if self.errored:
             raise EngineDeadError("it is dead")
         if self._mortal and REFUSED in prompt["prompt_token_ids"]:
             raise VLLMClientError("a token that is none")
+        assert not self.asleep
         self.prompts.append(prompt)
         outputs = self._running[id] = Outputs(params, lora_request)
         outputs.deadly = self._mortal and DEADLY in prompt["prompt_token_ids"]

@@ -1,0 +1,56 @@
+"""The connection to Redis survives whatever fails for one of its commands, and is opened again whatever fails then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+from nerite.redis.client import RedisClient
+from nerite.redis.connection import RedisConnection, Reply
+
+
+def broken(reply: Reply) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_callback_that_raises_costs_no_other_command_its_reply() -> None:
+    async def main() -> None:
+        lost: list[Exception] = []
+        replies: list[Reply] = []
+        connection = RedisConnection(asyncio.get_running_loop(), 0, lambda _, reason: lost.append(reason))
+        transport: Any = SimpleNamespace(
+            set_write_buffer_limits=lambda high: None, is_closing=lambda: False, writelines=lambda parts: None
+        )
+        connection.connection_made(transport)
+        for _ in range(2):
+            connection.ask([b"PING"], broken)
+            connection.ask([b"PING"], replies.append)
+        connection.data_received(b"+PONG\r\n+PONG\r\n")
+        assert replies == [b"PONG"]
+        connection.connection_lost(None)
+        assert [type(reply) for reply in replies] == [bytes, ConnectionResetError]
+        assert len(lost) == 1
+
+    asyncio.run(main())
+
+
+def test_a_client_connects_again_whatever_has_failed() -> None:
+    async def main() -> None:
+        attempts: list[int] = []
+        third = asyncio.Event()
+
+        def tls() -> None:
+            attempts.append(1)
+            if len(attempts) == 3:
+                third.set()
+            raise ZeroDivisionError
+
+        settings: Any = SimpleNamespace(tls=tls, connect_timeout=1000, place="nowhere:1")
+        client = RedisClient(settings, asyncio.get_running_loop(), logging.getLogger("test"), "the test goes on")
+        await client.open()
+        await asyncio.wait_for(third.wait(), 10)
+        client.close()
+
+    asyncio.run(main())
