@@ -58,6 +58,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- dict "pools" $pools | toJson -}}
 {{- end -}}
 
+{{/* Seconds that idle HTTP connections stay open after SIGTERM: clients of a Service keep them, and learn of its end by a reply. */}}
+{{- define "nerite.keepalive" -}}
+{{- min 5 (div (int .) 2) -}}
+{{- end -}}
+
 {{/* The command of a server. Takes a list: the chart's context and the pool. */}}
 {{- define "nerite.serverCommand" -}}
 {{- $pool := index . 1 -}}
@@ -74,6 +79,9 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end -}}
 {{- $own := list "--address=0.0.0.0" (printf "--exit-timeout-secs=%d" (int $pool.exitSeconds)) -}}
+{{- if not (regexMatch "--exit-keepalive-secs\\b" (join " " $flags)) -}}
+{{- $own = append $own (printf "--exit-keepalive-secs=%s" (include "nerite.keepalive" $pool.exitSeconds)) -}}
+{{- end -}}
 {{- concat $command $flags $own | toJson -}}
 {{- end -}}
 
@@ -120,6 +128,9 @@ http-port = 8000
 grpc-port = 8001
 metrics-port = 8002
 exit-timeout = "{{ int .Values.router.exitSeconds }}s"
+{{- if not (contains "exit-keepalive" .Values.router.toml) }}
+exit-keepalive = "{{ include "nerite.keepalive" .Values.router.exitSeconds }}s"
+{{- end }}
 {{- if .Values.router.policy }}
 policy-file = "policy.toml"
 {{- end }}
