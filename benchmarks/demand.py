@@ -4,8 +4,9 @@
 
 Models of four kinds, most of them ONNX and trees, some Python models in workers, and two language models, are asked for
 by a Zipf law, at the same times in all runs. The budget is a tenth of what all models take, as the server itself has
-measured them. The ideal LRU sees the same requests and sizes, and loads in no time. ``--models 12 --seconds 5`` is a
-smoke test.
+measured them. The ideal LRU sees the same requests and sizes, and loads in no time. Loads take processor time from
+hot models: so the server that has all loaded is measured once more beside a program that computes as often and as long
+as the loads did. ``--models 12 --seconds 5`` is a smoke test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import os
 import queue
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +23,7 @@ import threading
 import time
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,7 +43,11 @@ _SHARE: Final = 10
 """The models take this many times the budget."""
 _WORKERS: Final = 64
 _WARM: Final = 4
-"""Number of hot models without a worker of their own whose latency is compared."""
+"""Number of hot models, without a worker of their own, that are pinned and whose latency is compared."""
+_BURST_PROGRAMS: Final = 4
+_PINNED: Final = 'parameters { key: "LOAD_ON_DEMAND" value: { string_value: "pinned" } }\n'
+_LOADED: Final = 'nerite_demand_loads_total{outcome="loaded"}'
+_DISTURBED: Final = "the same, and other programs compute for {:.0f} ms as often as models were loaded"
 _PYTHON: Final = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -126,9 +130,11 @@ def _tensors(name: str, kind: str, tensor: str, size: int) -> DemandedModel:
     return DemandedModel(name, kind, f"/v2/models/{name}/infer", json.dumps({"inputs": [data]}).encode())
 
 
-def schedule(models: Sequence[DemandedModel], rate: float, seconds: float) -> list[tuple[float, DemandedModel]]:
+def schedule(
+    models: Sequence[DemandedModel], rate: float, seconds: float, seed: int
+) -> list[tuple[float, DemandedModel]]:
     """Return requests and when they are sent: a Poisson process over a Zipf law."""
-    chance = random.Random(3)
+    chance = random.Random(seed)
     weights = [1 / rank**_SKEW for rank in range(1, len(models) + 1)]
     at, sent = 0.0, []
     while (at := at + chance.expovariate(rate)) < seconds:
@@ -136,9 +142,55 @@ def schedule(models: Sequence[DemandedModel], rate: float, seconds: float) -> li
     return sent
 
 
+_BURSTS: Final = """
+import random, sys, time
+
+rate, seconds = map(float, sys.argv[1:])
+chance = random.Random(5)
+while True:
+    time.sleep(chance.expovariate(rate))
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+"""
+"""Computes for so many seconds, so many times a second."""
+
+
+@contextmanager
+def computing(rate: float, seconds: float) -> Iterator[None]:
+    """Run a program that takes processor time in bursts, of which several may come at once."""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", _BURSTS, str(rate / _BURST_PROGRAMS), str(seconds)])
+        for _ in range(_BURST_PROGRAMS)
+    ]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, ended ones included."""
+    parents, times = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        times[int(folder.name)] = sum(map(int, fields[11:15]))
+    family = {pid}
+    while found := {each for each, parent in parents.items() if parent in family} - family:
+        family |= found
+    return sum(times[each] for each in family) / os.sysconf("SC_CLK_TCK")
+
+
 class DemandServer(NamedTuple):
     """A server that runs."""
 
+    pid: int
     http: int
     metrics: int
     log: Path
@@ -173,7 +225,7 @@ def started(repository: Path, *flags: str) -> Iterator[DemandServer]:
         )
     with stopped(process):
         wait_ready(ports[0], process, log)
-        yield DemandServer(ports[0], ports[2], log)
+        yield DemandServer(process.pid, ports[0], ports[2], log)
 
 
 def send(server: DemandServer, sent: Sequence[tuple[float, DemandedModel]]) -> list[Outcome]:
@@ -213,21 +265,34 @@ def measure(repository: Path, models: Sequence[DemandedModel]) -> dict[str, int]
         connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=180)
         statuses = {model.name: server.ask(model, connection) for model in models}
         connection.close()
-        while server.figures()['nerite_demand_loads_total{outcome="loaded"}'] < len(models):
+        while server.figures()[_LOADED] < len(models):
             time.sleep(0.1)  # the last one is still being measured
     assert set(statuses.values()) == {200}, {name: status for name, status in statuses.items() if status != 200}
     (file,) = (repository.parent / "nerite" / "memory").glob("*.json")
     return {name: sizes["host"] for name, (_, sizes, _) in json.loads(file.read_bytes())["models"].items()}
 
 
-def ideal_hits(sent: Sequence[tuple[float, DemandedModel]], sizes: Mapping[str, int], budget: int) -> int:
-    """Return how many requests find their model in the memory of an LRU that loads and evicts in no time."""
+def ideal_hits(
+    first: Sequence[tuple[float, DemandedModel]],
+    sent: Sequence[tuple[float, DemandedModel]],
+    sizes: Mapping[str, int],
+    pinned: Set[str],
+    budget: int,
+) -> int:
+    """Return how many requests find their model in the memory of an LRU that loads and evicts in no time.
+
+    ``first`` are the requests of the warm-up, which do not count.
+    """
     memory: OrderedDict[str, int] = OrderedDict()
     hits = 0
-    for _, model in sent:
+    budget -= sum(sizes[name] for name in pinned)
+    for number, (_, model) in enumerate([*first, *sent]):
+        if model.name in pinned:
+            hits += number >= len(first)
+            continue
         if model.name in memory:
             memory.move_to_end(model.name)
-            hits += 1
+            hits += number >= len(first)
             continue
         while memory and sum(memory.values()) + sizes[model.name] > budget:
             memory.popitem(last=False)
@@ -235,7 +300,7 @@ def ideal_hits(sent: Sequence[tuple[float, DemandedModel]], sizes: Mapping[str, 
     return hits
 
 
-def quantiles(outcomes: Sequence[Outcome], names: set[str]) -> tuple[float, float]:
+def quantiles(outcomes: Sequence[Outcome], names: Set[str]) -> tuple[float, float]:
     """Return median and 99th percentile of the answers of some models, in milliseconds."""
     took = [each.seconds * 1000 for each in outcomes if each.model in names]
     return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
@@ -246,51 +311,67 @@ def report(count: int, rate: float, seconds: float) -> str:
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "models"
         models = write_models(repository, count)
+        warm = {model.name for model in [each for each in models if each.kind in ("ONNX", "trees")][:_WARM]}
+        for name in warm:
+            with (repository / name / "config.pbtxt").open("a") as config:
+                config.write(_PINNED)
         sizes = measure(repository, models)
         whole = sum(sizes.values())
         budget = max(whole // _SHARE, 2 * max(sizes.values()))
-        warm = [model.name for model in models if model.kind in ("ONNX", "trees")][:_WARM]
-        sent = schedule(models, rate, seconds)
+        sent = schedule(models, rate, seconds, 3)
+        first = schedule(models, rate, min(seconds, 20), 4)
         with started(repository, "--model-control-mode=demand", f"--demand-host-memory={budget}") as server:
-            send(server, schedule(models, rate, min(seconds, 20)))
-            before = server.figures()
+            send(server, first)
+            before, took = server.figures(), -processor_seconds(server.pid)
             outcomes = send(server, sent)
-            after = server.figures()
-            log = server.log.read_text(errors="replace")
+            after, took = server.figures(), took + processor_seconds(server.pid)
         with started(repository) as server:
-            send(server, schedule(models, rate, min(seconds, 20)))
-            beside = send(server, sent)
-    return _tables(models, sizes, budget, sent, outcomes, beside, before, after, set(warm), log)
+            send(server, first)
+            took += processor_seconds(server.pid)
+            loaded = send(server, sent)
+            took -= processor_seconds(server.pid)
+            loads = max(after[_LOADED] - before.get(_LOADED, 0), 1)
+            with computing(loads / seconds, took / loads):
+                disturbed = send(server, sent)
+    return _tables(
+        models,
+        sizes,
+        budget,
+        ideal_hits(first, sent, sizes, warm, budget),
+        sent,
+        outcomes,
+        {"all models loaded at start": loaded, _DISTURBED.format(took / loads * 1000): disturbed},
+        before,
+        after,
+        warm,
+    )
 
 
 def _tables(
     models: Sequence[DemandedModel],
     sizes: Mapping[str, int],
     budget: int,
+    ideal: int,
     sent: Sequence[tuple[float, DemandedModel]],
     outcomes: Sequence[Outcome],
-    beside: Sequence[Outcome],
+    others: Mapping[str, Sequence[Outcome]],
     before: Mapping[str, float],
     after: Mapping[str, float],
-    warm: set[str],
-    log: str,
+    warm: Set[str],
 ) -> str:
     def grown(name: str) -> int:
         return int(after[name] - before.get(name, 0))
 
-    loads = grown('nerite_demand_loads_total{outcome="loaded"}')
+    loads = grown(_LOADED)
     evictions = grown('nerite_demand_evictions_total{reason="memory"}')
     drained = grown('nerite_demand_evictions_total{reason="drained"}')
     waits = grown("nerite_demand_waits_total")
-    evicted_warm = len(re.findall(rf"evicted '(?:{'|'.join(map(re.escape, warm))})'", log))
-    ideal = ideal_hits(sent, sizes, budget)
     kinds: dict[str, list[int]] = {}
     for model in models:
         kinds.setdefault(model.kind, []).append(sizes[model.name])
     described = ", ".join(
         f"{len(found)} {kind} of {np.median(found) / 2**20:.0f} MiB" for kind, found in sorted(kinds.items())
     )
-    mine, theirs = quantiles(outcomes, warm), quantiles(beside, warm)
     failed = sum(each.status != 200 for each in outcomes)
     used = after['nerite_memory_used_bytes{place="host"}']
     waited = [each.seconds for each in outcomes if each.model not in warm]
@@ -307,11 +388,12 @@ def _tables(
         f"| evictions of idle models; of models that were busy | {evictions}; {drained} |",
         f"| p99 of models that are not always in memory | {np.quantile(waited, 0.99):.2f} s |",
         "",
-        f"| {len(warm)} hot models | median | p99 |",
+        f"| {len(warm)} hot models, pinned | median | p99 |",
         "|---|---|---|",
-        f"| models come and go; these were evicted {evicted_warm} times | {mine[0]:.2f} ms | {mine[1]:.2f} ms |",
-        f"| the same requests, all models loaded at start | {theirs[0]:.2f} ms | {theirs[1]:.2f} ms |",
     ]
+    for what, found in {"other models come and go": outcomes, **others}.items():
+        median, late = quantiles(found, warm)
+        lines.append(f"| {what} | {median:.2f} ms | {late:.2f} ms |")
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nerite.judge.evidence import gate_evidence
-from nerite.judge.gates import RateGate, TailGate, parse_gates
+from nerite.judge.gates import RateGate, TailGate, parse_gate
 from nerite.judge.judge import LEAST_BAD, SUSPICION, log_boundary
 from nerite.judge.latency_counts import upper_edge
 
@@ -142,7 +142,7 @@ class JudgedStreams:
 
     def __init__(self, plan: Plan, runs: int) -> None:
         """Begin with no evidence."""
-        self.gates = [gate for gate in parse_gates(GATES) if isinstance(gate, RateGate | TailGate)]
+        self.gates = [gate for gate in map(parse_gate, GATES) if isinstance(gate, RateGate | TailGate)]
         steps = len(plan.weights)
         self.runs, self.weights = runs, np.array(plan.weights)
         self.bad = np.zeros((2, len(self.gates), runs, steps, 2, steps))

@@ -33,11 +33,11 @@ from curves import ASLEEP
 from loads import need, write_bodies, wrk
 from page import command_line, machine, publish
 
+from nerite.config.rollout_spec import RolloutSpec
 from nerite.core.request import Assignment, InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse
 from nerite.judge.outcome import Outcome, token_stratum
 from nerite.rollouts.run import RolloutRun
-from nerite.rollouts.spec import RolloutSpec
 from nerite.routes.observation import ObservedSink, StrataOfHeader
 from nerite.routes.table import RouteState
 
