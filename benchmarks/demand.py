@@ -4,9 +4,10 @@
 
 Models of four kinds, most of them ONNX and trees, some Python models in workers, and two language models, are asked for
 by a Zipf law, at the same times in all runs. The budget is a tenth of what all models take, as the server itself has
-measured them. The ideal LRU sees the same requests and sizes, and loads in no time. Loads take processor time from
-hot models: so the server that has all loaded is measured once more beside a program that computes as often and as long
-as the loads did. ``--models 12 --seconds 5`` is a smoke test.
+measured them. The ideal LRU sees the same requests and sizes, and loads in no time. Hot models get further requests,
+so that their p99 is one of thousands. Loads take processor time from them: so the server that has all loaded is
+measured once more beside programs that compute whenever there was a load, for as long as it took of the processor.
+``--models 12 --seconds 5`` is a smoke test.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import queue
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -44,10 +46,14 @@ _SHARE: Final = 10
 _WORKERS: Final = 64
 _WARM: Final = 4
 """Number of hot models, without a worker of their own, that are pinned and whose latency is compared."""
-_BURST_PROGRAMS: Final = 4
+_WARM_RATE: Final = 40
+"""Requests a second that hot models get besides."""
+_PROGRAMS: Final = 4
+"""Number of programs that compute in place of loads, of which the server has as many at the same time."""
 _PINNED: Final = 'parameters { key: "LOAD_ON_DEMAND" value: { string_value: "pinned" } }\n'
 _LOADED: Final = 'nerite_demand_loads_total{outcome="loaded"}'
-_DISTURBED: Final = "the same, and other programs compute for {:.0f} ms as often as models were loaded"
+_LOAD: Final = re.compile(r"loaded '(\w+)' on demand in ([\d.]+) s")
+_DISTURBED: Final = "the same, and other programs compute in place of loads"
 _PYTHON: Final = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -143,32 +149,55 @@ def schedule(
 
 
 _BURSTS: Final = """
-import random, sys, time
+import json, sys, time
 
-rate, seconds = map(float, sys.argv[1:])
-chance = random.Random(5)
-while True:
-    time.sleep(chance.expovariate(rate))
+began = time.monotonic()
+for at, seconds in json.loads(sys.argv[1]):
+    time.sleep(max(began + at - time.monotonic(), 0))
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
 """
-"""Computes for so many seconds, so many times a second."""
+"""Computes at given times, for so many seconds each."""
 
 
 @contextmanager
-def computing(rate: float, seconds: float) -> Iterator[None]:
-    """Run a program that takes processor time in bursts, of which several may come at once."""
-    programs = [
-        subprocess.Popen([sys.executable, "-c", _BURSTS, str(rate / _BURST_PROGRAMS), str(seconds)])
-        for _ in range(_BURST_PROGRAMS)
-    ]
+def computing(bursts: Sequence[tuple[float, float]]) -> Iterator[None]:
+    """Run programs that take processor time at given times, each for so many seconds; several at once if need be."""
+    free, shares = [0.0] * _PROGRAMS, [list[tuple[float, float]]() for _ in range(_PROGRAMS)]
+    for at, seconds in sorted(bursts):
+        first = free.index(min(free))
+        free[first] = max(free[first], at) + seconds
+        shares[first].append((at, seconds))
+    programs = [subprocess.Popen([sys.executable, "-c", _BURSTS, json.dumps(share)]) for share in shares]
     try:
         yield
     finally:
         for program in programs:
             program.kill()
             program.wait()
+
+
+@contextmanager
+def noted_loads(log: Path) -> Iterator[list[tuple[float, str]]]:
+    """Follow the log of a server, and list the time of each load from the beginning of the block, and its model."""
+    loads: list[tuple[float, str]] = []
+    began, over = time.monotonic(), threading.Event()
+
+    def follow() -> None:
+        with log.open() as lines:
+            lines.seek(0, os.SEEK_END)
+            while not over.wait(0.01):
+                now = time.monotonic() - began
+                loads.extend((now - float(took), model) for model, took in _LOAD.findall(lines.read()))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        yield loads
+    finally:
+        over.set()
+        follower.join()
 
 
 def processor_seconds(pid: int) -> float:
@@ -259,17 +288,21 @@ def send(server: DemandServer, sent: Sequence[tuple[float, DemandedModel]]) -> l
     return outcomes
 
 
-def measure(repository: Path, models: Sequence[DemandedModel]) -> dict[str, int]:
-    """Have the server load every model once, and return what each takes, as it has measured them."""
+def measure(repository: Path, models: Sequence[DemandedModel]) -> tuple[dict[str, int], dict[str, float]]:
+    """Have the server load every model once; return what each takes of the memory and, in seconds, of the processor."""
+    costs: dict[str, float] = {}
     with started(repository, "--model-control-mode=demand", "--model-load-thread-count=1") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=180)
-        statuses = {model.name: server.ask(model, connection) for model in models}
+        for number, model in enumerate(models):
+            before = processor_seconds(server.pid)
+            assert server.ask(model, connection) == 200, model.name
+            while server.figures()[_LOADED] <= number:
+                time.sleep(0.01)  # it is still being measured
+            costs[model.name] = processor_seconds(server.pid) - before
         connection.close()
-        while server.figures()[_LOADED] < len(models):
-            time.sleep(0.1)  # the last one is still being measured
-    assert set(statuses.values()) == {200}, {name: status for name, status in statuses.items() if status != 200}
     (file,) = (repository.parent / "nerite" / "memory").glob("*.json")
-    return {name: sizes["host"] for name, (_, sizes, _) in json.loads(file.read_bytes())["models"].items()}
+    sizes = {name: sizes["host"] for name, (_, sizes, _) in json.loads(file.read_bytes())["models"].items()}
+    return sizes, costs
 
 
 def ideal_hits(
@@ -315,24 +348,28 @@ def report(count: int, rate: float, seconds: float) -> str:
         for name in warm:
             with (repository / name / "config.pbtxt").open("a") as config:
                 config.write(_PINNED)
-        sizes = measure(repository, models)
-        whole = sum(sizes.values())
-        budget = max(whole // _SHARE, 2 * max(sizes.values()))
+        sizes, costs = measure(repository, models)
+        budget = max(sum(sizes.values()) // _SHARE, 2 * max(sizes.values()))
         sent = schedule(models, rate, seconds, 3)
         first = schedule(models, rate, min(seconds, 20), 4)
+        besides = schedule([model for model in models if model.name in warm], _WARM_RATE, seconds, 5)
+        everything = sorted([*sent, *besides], key=lambda each: each[0])
         with started(repository, "--model-control-mode=demand", f"--demand-host-memory={budget}") as server:
             send(server, first)
             before, took = server.figures(), -processor_seconds(server.pid)
-            outcomes = send(server, sent)
+            with noted_loads(server.log) as loads:
+                outcomes = send(server, everything)
             after, took = server.figures(), took + processor_seconds(server.pid)
         with started(repository) as server:
             send(server, first)
             took += processor_seconds(server.pid)
-            loaded = send(server, sent)
+            loaded = send(server, everything)
             took -= processor_seconds(server.pid)
-            loads = max(after[_LOADED] - before.get(_LOADED, 0), 1)
-            with computing(loads / seconds, took / loads):
-                disturbed = send(server, sent)
+            # What evictions take is not among the costs of a single load.
+            scale = took / max(sum(costs[model] for _, model in loads), 0.01)
+            with computing([(max(at, 0.0), costs[model] * scale) for at, model in loads]):
+                disturbed = send(server, everything)
+    print(f"{len(loads)} loads took {took:.1f} s of the processor", file=sys.stderr)
     return _tables(
         models,
         sizes,
@@ -340,7 +377,7 @@ def report(count: int, rate: float, seconds: float) -> str:
         ideal_hits(first, sent, sizes, warm, budget),
         sent,
         outcomes,
-        {"all models loaded at start": loaded, _DISTURBED.format(took / loads * 1000): disturbed},
+        {"all models loaded at start": loaded, _DISTURBED: disturbed},
         before,
         after,
         warm,
@@ -375,8 +412,10 @@ def _tables(
     failed = sum(each.status != 200 for each in outcomes)
     used = after['nerite_memory_used_bytes{place="host"}']
     waited = [each.seconds for each in outcomes if each.model not in warm]
+    hot = sum(each.model in warm for each in outcomes)
     lines = [
-        f"{len(sent):,} requests to {len(models)} models in {sent[-1][0]:.0f} s; {machine()}.\n",
+        f"{len(sent):,} requests to {len(models)} models in {sent[-1][0]:.0f} s, and {_WARM_RATE} a second besides to hot "
+        f"ones; {machine()}.\n",
         "| | |",
         "|---|---|",
         f"| models | {described}; {sum(sizes.values()) / 2**20:.0f} MiB in all |",
@@ -388,7 +427,7 @@ def _tables(
         f"| evictions of idle models; of models that were busy | {evictions}; {drained} |",
         f"| p99 of models that are not always in memory | {np.quantile(waited, 0.99):.2f} s |",
         "",
-        f"| {len(warm)} hot models, pinned | median | p99 |",
+        f"| {len(warm)} hot models, pinned: {hot:,} requests | median | p99 |",
         "|---|---|---|",
     ]
     for what, found in {"other models come and go": outcomes, **others}.items():

@@ -40,13 +40,17 @@ def _bind_memory(node: int) -> str:
     return f"set_mempolicy was refused ({os.strerror(ctypes.get_errno())})"
 
 
-# OpenBLAS, with which numpy multiplies matrices, starts a thread per core when numpy is imported. Each polls for work
-# for some 25 ms before it sleeps: on two cores that is half of the import's processor time. Most programs here multiply
-# no matrices.
+# OpenBLAS, with which numpy multiplies matrices, starts a thread per core when numpy is imported, and by default each
+# polls for work for 2^26 ticks of the processor or more before it sleeps: 25 to 120 ms when it is loaded, and again
+# after each multiplication. That takes processor time from all others, and most programs here multiply no matrices.
 
 GENERAL: Final = "OMP_NUM_THREADS"
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 """Takes precedence over ``GENERAL``."""
+OPENBLAS_POLLING: Final = "OPENBLAS_THREAD_TIMEOUT"
+"""Binary logarithm of the ticks for which a thread polls. Read when OpenBLAS is loaded."""
+POLLING: Final = "20"
+"""0.3 to 0.5 ms: a multiplication that follows at once finds the threads awake."""
 _SETTERS: Final = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 )
@@ -58,16 +62,17 @@ pointer."""
 def one_thread() -> Iterator[None]:
     """Have OpenBLAS use one thread in this process if it is loaded within the block, unless a variable says otherwise.
 
-    Child processes that are started afterwards are not concerned.
+    The threads that it starts later poll only briefly. Child processes that are started afterwards are not concerned.
     """
-    if OPENBLAS in os.environ or GENERAL in os.environ:
-        yield
-        return
-    os.environ[OPENBLAS] = "1"
+    ours = {} if OPENBLAS in os.environ or GENERAL in os.environ else {OPENBLAS: "1"}
+    if OPENBLAS_POLLING not in os.environ:
+        ours[OPENBLAS_POLLING] = POLLING
+    os.environ.update(ours)
     try:
         yield
     finally:
-        os.environ.pop(OPENBLAS, None)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def adopt_thread_count(environment: Mapping[str, str], maps: Path = Path("/proc/self/maps")) -> None:

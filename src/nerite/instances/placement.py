@@ -18,7 +18,7 @@ from nerite.backends.machine import core_share
 from nerite.config.flag import HostPolicy
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
-from nerite.core.thread_binding import GENERAL, OPENBLAS
+from nerite.core.thread_binding import GENERAL, OPENBLAS, OPENBLAS_POLLING, POLLING
 from nerite.scheduling.rate_limiter import EVERYWHERE, ResourceClaim, ResourcePool
 
 _NODES = Path("/sys/devices/system/node")
@@ -108,10 +108,11 @@ _VARIABLES: Final = (GENERAL, OPENBLAS, "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"
 
 
 def thread_variables(context: ModelContext, instance: InstanceContext, ours: Mapping[str, str]) -> dict[str, str]:
-    """Return thread variables for the environment of a worker. ``ours``, the server's environment, has precedence.
+    """Return variables for threads in the environment of a worker. ``ours``, the server's environment, has precedence.
 
     Raises ``InvalidArgument`` for a parameter of the model that is not a number.
     """
+    polling = {} if OPENBLAS_POLLING in ours else {OPENBLAS_POLLING: POLLING}
     value = context.parameter(PARAMETER)
     if value:
         if not value.isdecimal():
@@ -119,10 +120,10 @@ def thread_variables(context: ModelContext, instance: InstanceContext, ours: Map
                 f"parameter '{PARAMETER}' of model '{context.name}' is '{value}'; it must be a number of threads, "
                 "or 0 to leave it to the libraries"
             )
-        return dict.fromkeys(_VARIABLES, value) if int(value) else {}
+        return polling | dict.fromkeys(_VARIABLES, value) if int(value) else {}
     if GENERAL in ours:
-        return {}
-    return {name: str(core_share(instance)) for name in _VARIABLES if name not in ours}
+        return polling
+    return polling | {name: str(core_share(instance)) for name in _VARIABLES if name not in ours}
 
 
 # Plans of the instances that the instance groups of a model configure.

@@ -262,7 +262,9 @@ class ModelResidency:
             elif model.residence not in EVICTABLE or activity(model.name) is not Activity.IDLE:
                 busy.append(model)
         text = f"it needs {size_text(size)} of {place} memory, and {size_text(used)} of {size_text(self.budget[place])}"
-        return f"{text} are used: {_sum_text(pinned, place, 'pinned')}, {_sum_text(busy, place, 'busy')}"
+        overhead = self._overhead.get(place, 0)
+        own = f"{size_text(overhead)} belong to no model, " if overhead else ""
+        return f"{text} are used: {own}{_sum_text(pinned, place, 'pinned')}, {_sum_text(busy, place, 'busy')}"
 
     # What to do.
 
@@ -285,7 +287,8 @@ class ModelResidency:
                 del self._wanted[name]
                 continue
             need = self._need(name)
-            if impossible := self._impossible(name, need, activity):
+            late = now_ns - model.since_ns >= PASSING_NS
+            if impossible := self._impossible(name, need, activity, late=late):
                 del self._wanted[name]
                 orders.append(ResidencyOrder(Step.REFUSE, name, impossible))
                 continue
@@ -299,7 +302,6 @@ class ModelResidency:
                 orders.append(ResidencyOrder(Step.LOAD, name))
                 continue
             if not self._fits(need, reserved, leaving=True):
-                late = now_ns - model.since_ns >= PASSING_NS
                 room = self._make_room(need, reserved, protected, activity, drain=late)
                 orders += room
                 if not room and not late:
@@ -473,9 +475,12 @@ class ModelResidency:
             if size and place in self.budget
         )
 
-    def _impossible(self, name: str, need: Amounts, activity: Callable[[str], Activity]) -> str:
-        """Return why a model can never be loaded; empty if it can, once others have left."""
-        fixed: dict[str, int] = {}  # without the overhead, which may shrink when other models leave
+    def _impossible(self, name: str, need: Amounts, activity: Callable[[str], Activity], *, late: bool) -> str:
+        """Return why a model cannot be loaded; empty if it can, once others have left.
+
+        The overhead may shrink when others leave: it counts only when the model has waited for that long enough.
+        """
+        fixed: dict[str, int] = dict(self._overhead) if late else {}
         for each in self._table.pinned.union(self._table.closure(name)):
             add_amounts(fixed, self._models[each].taken)
         if all(

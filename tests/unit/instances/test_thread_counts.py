@@ -17,6 +17,7 @@ from nerite.core.thread_binding import adopt_thread_count
 from nerite.instances.placement import thread_variables
 
 ALL = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+POLLING = {"OPENBLAS_THREAD_TIMEOUT": "20"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +36,19 @@ def told(value: str | None = None) -> ModelContext:
 )
 def test_each_instance_has_its_share(sharing: int, pinned: int, threads: str) -> None:
     instance = InstanceContext("m_0", cores=tuple(range(pinned)), sharing=sharing)
-    assert thread_variables(told(), instance, {}) == dict.fromkeys(ALL, threads)
+    assert thread_variables(told(), instance, {}) == POLLING | dict.fromkeys(ALL, threads)
 
 
 def test_the_model_s_own_word_comes_first() -> None:
     instance = InstanceContext("m_0")
-    assert thread_variables(told("3"), instance, {"OMP_NUM_THREADS": "5"}) == dict.fromkeys(ALL, "3")
+    assert thread_variables(told("3"), instance, {"OMP_NUM_THREADS": "5"}) == POLLING | dict.fromkeys(ALL, "3")
     assert thread_variables(told("0"), instance, {}) == {}
 
 
 def test_then_the_environment_s() -> None:
     instance = InstanceContext("m_0")
-    assert thread_variables(told(), instance, {"OMP_NUM_THREADS": "5"}) == {}
+    assert thread_variables(told(), instance, {"OMP_NUM_THREADS": "5"}) == POLLING
+    assert thread_variables(told(), instance, {"OMP_NUM_THREADS": "5", "OPENBLAS_THREAD_TIMEOUT": "26"}) == {}
     assert "MKL_NUM_THREADS" not in thread_variables(told(), instance, {"MKL_NUM_THREADS": "5"})
 
 
@@ -72,8 +74,17 @@ for count in ("1", "3"):
     assert done.stdout.split() == ["1", "3"]
 
 
-@pytest.mark.parametrize(("variables", "loaded", "adopted"), [({}, "1", None), ({"OMP_NUM_THREADS": "2"}, "2", "2")])
-def test_numpy_is_loaded_with_one_thread_first(variables: dict[str, str], loaded: str, adopted: str | None) -> None:
+@pytest.mark.parametrize(
+    ("variables", "loaded", "adopted", "polling"),
+    [
+        ({}, "1", None, "20"),
+        ({"OMP_NUM_THREADS": "2"}, "2", "2", "20"),
+        ({"OPENBLAS_THREAD_TIMEOUT": "26"}, "1", None, "26"),
+    ],
+)
+def test_numpy_is_loaded_with_one_thread_first(
+    variables: dict[str, str], loaded: str, adopted: str | None, polling: str
+) -> None:
     """Unless a variable says how many; and what is started later does not get to know of it."""
     script = """
 import ctypes, os
@@ -83,6 +94,7 @@ def count():
     return ctypes.CDLL(path).scipy_openblas_get_num_threads64_()
 with one_thread():
     import numpy
+    print(os.environ["OPENBLAS_THREAD_TIMEOUT"])
 print(count(), os.environ.get("OPENBLAS_NUM_THREADS"))
 adopt_thread_count(os.environ)
 print(count())
@@ -90,7 +102,7 @@ print(count())
     ours = {name: value for name, value in os.environ.items() if name not in ALL} | variables
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=ours)
     cores = str(len(os.sched_getaffinity(0)))
-    assert done.stdout.split() == [loaded, "None", adopted or cores]
+    assert done.stdout.split() == [polling, loaded, "None", adopted or cores]
 
 
 def test_where_nothing_is_to_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,20 @@ def test_what_the_server_itself_uses_is_waited_for() -> None:
     assert steps(made.decide(3, IDLE)) == [(Step.LOAD, "a")]
 
 
+def test_what_the_server_itself_uses_is_not_waited_for_for_ever() -> None:
+    made = residency(100, a=60, other=20)
+    in_memory(made, "other")
+    made.measured_overhead({HOST: 45})
+    made.want("a", 0, 1)
+    assert made.decide(PASSING_NS, IDLE) == []
+    (order,) = made.decide(1 + PASSING_NS, IDLE)
+    assert order.step is Step.REFUSE, "and nothing is evicted for a load that would not fit even then"
+    assert order.reason == (
+        "it needs 60 B of host memory, and 65 B of 100 B are used: "
+        "45 B belong to no model, nothing is pinned, nothing is busy"
+    )
+
+
 def test_the_better_class_goes_first() -> None:
     made = residency(100, most_loads=1, a=10, b=10)
     made.want("a", 5, 1)

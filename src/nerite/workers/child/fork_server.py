@@ -181,7 +181,8 @@ def main(control: int) -> None:
     with one_thread():
         for program in _PROGRAMS:
             _program(program)
-        importlib.import_module("triton_python_backend_utils")
+        for module in ("triton_python_backend_utils", "nerite.backends.python"):
+            importlib.import_module(module)
     # The garbage collector never touches frozen objects, so their pages stay shared with every fork.
     gc.freeze()
     gc.enable()
