@@ -414,8 +414,8 @@ def _tables(
     waited = [each.seconds for each in outcomes if each.model not in warm]
     hot = sum(each.model in warm for each in outcomes)
     lines = [
-        f"{len(sent):,} requests to {len(models)} models in {sent[-1][0]:.0f} s, and {_WARM_RATE} a second besides to hot "
-        f"ones; {machine()}.\n",
+        f"{len(sent):,} requests to {len(models)} models in {sent[-1][0]:.0f} s, and {_WARM_RATE} a second besides to "
+        f"hot ones; {machine()}.\n",
         "| | |",
         "|---|---|",
         f"| models | {described}; {sum(sizes.values()) / 2**20:.0f} MiB in all |",
