@@ -96,6 +96,15 @@ def executions(server: Serving) -> int:
     return server.text.count("executes -")
 
 
+def kill_before_commit(batches: Serving, server: Serving, models: Path, folder: Path) -> None:
+    """Kill the process that keeps the batches when all items are answered, and before it has written an answer."""
+    with uncommitted(folder / "batches.db"):
+        let_go(models / "held")
+        eventually(lambda: endings(server).get("answered") == COUNT)
+        os.kill(batches.process.pid, signal.SIGKILL)
+        batches.process.wait()
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     python_model(tmp_path / "models", "held", HELD)
@@ -111,11 +120,7 @@ def test_items_of_a_server_that_is_killed(models: Path, tmp_path: Path, fronts: 
     with serving(models, tmp_path / "log", *flags, clean=False) as server, connected(server) as client:
         batch = create(client)
         eventually(lambda: executions(server) == 1)
-        with uncommitted(tmp_path / "batches.db"):
-            let_go(models / "held")
-            eventually(lambda: endings(server).get("answered") == COUNT)
-            os.kill(server.process.pid, signal.SIGKILL)
-            server.process.wait()
+        kill_before_commit(server, server, models, tmp_path)
     with serving(models, tmp_path / "log-2", *flags) as server, connected(server) as client:
         answered_once(client, batch)
         assert executions(server) == COUNT, "all have run again"
@@ -153,11 +158,7 @@ def test_items_of_a_router_that_is_killed(models: Path, tmp_path: Path) -> None:
         with routing(tmp_path, pool, router=settings, clean=False) as router, connected(router) as client:
             batch = create(client)
             eventually(lambda: executions(running) == 1)
-            with uncommitted(tmp_path / "batches.db"):
-                let_go(models / "held")
-                eventually(lambda: endings(running).get("answered") == COUNT)
-                os.kill(router.process.pid, signal.SIGKILL)
-                router.process.wait()
+            kill_before_commit(router, running, models, tmp_path)
         with routing(tmp_path, pool, router=settings) as router, connected(router) as client:
             answered_once(client, batch)
             assert executions(running) == 2 * COUNT, "all have run again"

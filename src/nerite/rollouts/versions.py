@@ -97,7 +97,7 @@ class RolloutVersions:
                 return ""
             manager.keep_when_loaded(model, (winner,), winner)
         elif not promoted and not run.loaded_before:
-            # A newer version that nobody has asked for must not become the one that serves.
+            # Otherwise a newer version would start to serve, which no client requested.
             newer = (version for version in self._record(model).running if version > winner)
             await manager.release_versions(model, without={int(run.loser), *newer})
             if loser is not None:

@@ -147,7 +147,7 @@ class PoolRollout:
         """Return what a member says of its rollout."""
         answer = await self._ask(member, "GET", self._path)
         if answer.status == 404:
-            return Replica()  # it has no rollout; that it has no such model is told by the order
+            return Replica()  # no rollout; if the model is unknown, the start of the rollout fails
         return Replica(answer.failure) if answer.status != 200 else Replica.of_status(orjson.loads(answer.body))
 
     async def _tell(self, member: Member) -> Replica:

@@ -81,7 +81,7 @@ class RouterScaling:
         for changed in tuple(self._observers):
             try:
                 changed(scaled)
-            except Exception as error:  # what it is told now is not told again to those that come after it
+            except Exception as error:  # the other observers must still be called
                 report("router", error, f"while a change of pool '{scaled.pool.name}' was told")
 
     async def run(self) -> None:

@@ -28,7 +28,10 @@ from nerite.scheduling.residency_table import (
 )
 
 PASSING_NS: Final = 5_000_000_000
-"""How long others pass a model that waits for busy ones; then the least recently used of these is drained."""
+"""How long others pass a model that waits for busy ones; then the least recently used of these is drained.
+
+A model that by then does not fit beside the pinned ones and the overhead is refused.
+"""
 _FIRST_BACKOFF_NS: Final = 1_000_000_000
 _LONGEST_BACKOFF_NS: Final = 60_000_000_000
 
@@ -478,7 +481,7 @@ class ModelResidency:
     def _impossible(self, name: str, need: Amounts, activity: Callable[[str], Activity], *, late: bool) -> str:
         """Return why a model cannot be loaded; empty if it can, once others have left.
 
-        The overhead may shrink when others leave: it counts only when the model has waited for that long enough.
+        The overhead may shrink when others leave, so it counts only once the model is ``late``.
         """
         fixed: dict[str, int] = dict(self._overhead) if late else {}
         for each in self._table.pinned.union(self._table.closure(name)):

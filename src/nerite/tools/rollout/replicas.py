@@ -125,7 +125,7 @@ class Replicas:
             return Replica.of_status(self._clients[name].rollout(self._model))
         except ClientError as error:
             if error.status == 404:
-                return Replica()  # it has no rollout; that it has no such model is told by the order
+                return Replica()  # no rollout; if the model is unknown, the start of the rollout fails
             raise
 
     def _follow(self, name: str, order: FleetOrder) -> Replica:

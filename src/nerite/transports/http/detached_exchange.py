@@ -1,4 +1,4 @@
-"""An HTTP exchange on no connection of this process: whoever made it takes the reply."""
+"""An HTTP exchange without a connection in this process; its reply goes to the code that created it."""
 
 from __future__ import annotations
 

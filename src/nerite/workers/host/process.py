@@ -363,7 +363,7 @@ class WorkerProcess:
             await asyncio.sleep(self._pause)
             try:
                 await self._load_lost()
-            except Exception as error:  # else the members would have no process for ever
+            except Exception as error:  # retry: otherwise the members would never get a process again
                 report("loop", error, f"while worker '{self.name}' was restarted")
                 self._pause = self._backoff.failed(self._loop.time())
         self._restoring = None
