@@ -173,7 +173,7 @@ def main(control: int) -> None:
     """Run the fork server on a control socket."""
     _prctl(_DEATH_SIGNAL, signal.SIGTERM)
     _prctl(_SUBREAPER, 1)
-    _prctl(_NAME, b"nerite template")
+    _prctl(_NAME, b"nerite forksrv")
     # Ctrl-C signals every process of the terminal; the server decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fork_server = ForkServerLoop(socket.socket(fileno=control))
