@@ -37,13 +37,14 @@ from nerite.observability.trace import TraceSettings
 from nerite.observability.tracing import Tracing
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
-from nerite.repository.catalogue import UNLOADED, ModelRecord, ModelState, loadable_text_models, version_origin
+from nerite.repository.catalogue import ModelRecord, loadable_text_models, version_origin
 from nerite.repository.descriptions import Descriptions
 from nerite.repository.load_waits import LoadWaits
 from nerite.repository.manager import ModelManager
 from nerite.repository.on_demand import OnDemandModels
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, check_file_names
 from nerite.repository.standby import Standby
+from nerite.repository.version_state import UNLOADED, ModelState
 from nerite.routes.metrics import write_route_metrics
 from nerite.routes.observation import ArmFallback
 from nerite.routes.shadows import RunningShadows

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nerite.admission.tenants import TenantAdmission, WatchedPolicy, open_policy
+from nerite.admission.policy_file import WatchedPolicy, open_policy
+from nerite.admission.tenants import TenantAdmission
 from nerite.backends.python import environments
 from nerite.batches.service import Batches, BatchLimits
 from nerite.cache.interface import ResponseCache

@@ -15,7 +15,7 @@ import orjson
 from fuzz import routed
 from fuzz.case import Case
 from fuzz.lanes import Outcome
-from nerite.admission.tenants import open_policy
+from nerite.admission.policy_file import open_policy
 from nerite.batches.items import answer_line, body_of_line, read_items
 from nerite.config import json_form, loading
 from nerite.config.watched_file import FileContent

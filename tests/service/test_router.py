@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nerite import __version__
-from nerite.repository.catalogue import ON_DEMAND
+from nerite.repository.version_state import ON_DEMAND
 from routing import (
     ROUTER,
     Received,

@@ -10,7 +10,8 @@ import pytest
 from doubles import Caller, request
 from nerite.config.options import ServerOptions
 from nerite.core.errors import Unavailable
-from nerite.repository.catalogue import ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import ModelRecord
+from nerite.repository.version_state import ModelState, VersionState
 from nerite.server import InferenceServer
 
 READY = VersionState(ModelState.READY)

@@ -12,10 +12,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from time import monotonic_ns
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from nerite.admission import refusals
-from nerite.admission.controller import AdmissionController
 from nerite.admission.policy import RetentionLimits
 from nerite.admission.queue import caller_of, deadline_of
 from nerite.cache.frontend import CacheKeys
@@ -27,6 +26,9 @@ from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import NAME, IdempotencyKey, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.dispatch.busy_poll import LoopTimer
+
+if TYPE_CHECKING:
+    from nerite.admission.controller import AdmissionController
 
 _SPARE: Final = 64
 """Number of stale grace-period entries always tolerated, in addition to one per answer."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from time import monotonic_ns
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nerite.admission import refusals
-from nerite.admission.controller import AdmissionController
 from nerite.admission.estimates import EngineStatistics, TokenRatio
 from nerite.admission.policy import EVERYBODY, IDLE
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, RefusedTicket, TicketEnding, TicketState
@@ -33,11 +32,14 @@ from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import MIXED, Caller, CancelReason, InferenceRequest, ReplySink, with_request_id
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
-from nerite.instances.instance import ModelInstance
 from nerite.llm.demand import IMAGE_TOKENS, Demand, demand, limit
 from nerite.llm.sampling_parameters import MAX_SEQUENCES
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
-from nerite.scheduling.load_shedding import LoadShedder
+
+if TYPE_CHECKING:
+    from nerite.admission.controller import AdmissionController
+    from nerite.instances.instance import ModelInstance
+    from nerite.scheduling.load_shedding import LoadShedder
 
 _ANONYMOUS = Caller(EVERYBODY)
 

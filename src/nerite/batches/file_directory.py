@@ -9,10 +9,12 @@ import re
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
-from nerite.core.tensor import Buffer
+
+if TYPE_CHECKING:
+    from nerite.core.tensor import Buffer
 
 _LOCK: Final = "lock"
 _PART: Final = ".part"

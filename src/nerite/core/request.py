@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from nerite.core.byte_budget import Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.failures import Where, report
-from nerite.core.tensor import Buffer, TensorSpec
 
 if TYPE_CHECKING:
     from nerite.core.errors import NeriteError
     from nerite.core.response import InferenceResponse, Parameter, ResponseHeader
+    from nerite.core.tensor import Buffer, TensorSpec
 
 MAX_CORRELATION_ID = 128
 """UTF-8 bytes of a correlation id that is text: Triton documents characters, but counts bytes."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nerite.core.errors import NeriteError
-from nerite.core.tensor import Buffer, TensorSpec
+if TYPE_CHECKING:
+    from nerite.core.errors import NeriteError
+    from nerite.core.tensor import Buffer, TensorSpec
 
 Parameter: TypeAlias = bool | int | float | str
 """The value of a request or response parameter."""

@@ -15,7 +15,8 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.fronts.core_connection import CoreConnection
 from nerite.models.running_version import RunningVersion
-from nerite.repository.catalogue import Catalogue, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue, ModelRecord
+from nerite.repository.version_state import ModelState, VersionState
 
 Description: TypeAlias = dict[str, Any]
 

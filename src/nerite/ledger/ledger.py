@@ -13,16 +13,18 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nerite.core.errors import NeriteError
-from nerite.core.request import Caller
 from nerite.ledger import tables
-from nerite.ledger.instance_clock import InstanceTime
 from nerite.ledger.meter import MeterSession, VersionMeter
 from nerite.ledger.row import LedgerRow, summed
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.storage.database import Database, Transaction
+
+if TYPE_CHECKING:
+    from nerite.core.request import Caller
+    from nerite.ledger.instance_clock import InstanceTime
 
 _T = TypeVar("_T")
 PERIOD: Final = 1.0

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Cancelled, DeadlineExceeded, NeriteError, NoIdleRoom
 from nerite.core.execution_observer import ExecutionTimes, ForwardingSink, request_id_of
 from nerite.core.item_attempt import item_of
 from nerite.core.model_calls import first_of
-from nerite.core.request import Caller, InferenceRequest, RequestHeader
-from nerite.core.response import InferenceResponse
-from nerite.instances.instance import Batch, ModelInstance
 from nerite.ledger.engine_share import EngineShare, divide_step
 from nerite.ledger.instance_clock import InstanceClock, InstanceTime
 from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey
+
+if TYPE_CHECKING:
+    from nerite.core.request import Caller, InferenceRequest, RequestHeader
+    from nerite.core.response import InferenceResponse
+    from nerite.instances.instance import Batch, ModelInstance
 
 _new_tuple = tuple.__new__
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from nerite.config.options import LogFormat, LogOptions
 from nerite.core.failures import ExceptionText
@@ -34,7 +34,9 @@ from nerite.observability.log_records import (
     TextFormatter,
     bounded,
 )
-from nerite.observability.recent_log import RecentLog
+
+if TYPE_CHECKING:
+    from nerite.observability.recent_log import RecentLog
 
 BURST: Final = 10
 """Number of equal lines that are written within ``SECOND``; further ones are counted."""

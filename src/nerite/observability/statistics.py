@@ -8,15 +8,17 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from nerite.config.model_config import ModelConfig
-from nerite.config.options import MetricsOptions
 from nerite.core.errors import Cancelled
-from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import CancelReason, InferenceRequest
-from nerite.core.response import InferenceResponse
 from nerite.observability.histogram import Histogram, Quantiles, StageTimes
+
+if TYPE_CHECKING:
+    from nerite.config.model_config import ModelConfig
+    from nerite.config.options import MetricsOptions
+    from nerite.core.execution_observer import ExecutionTimes
+    from nerite.core.response import InferenceResponse
 
 FIRST_RESPONSE_MS: Final = (100, 500, 2000, 5000)
 STAGES: Final = ("request", "queue", "compute_input", "compute_infer", "compute_output", "hit", "miss")

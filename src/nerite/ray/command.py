@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.admission.tenants import open_policy
+from nerite.admission.policy_file import open_policy
 from nerite.cli.command import UsageError, new_parser, positive_number, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.core.errors import NeriteError, NotFound, Unavailable

@@ -7,7 +7,6 @@ fingerprints read the file system.
 from __future__ import annotations
 
 import asyncio
-import enum
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from nerite.core.byte_budget import REFUSALS, Memo
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, NotLoaded, Unavailable
 from nerite.core.signature import Signature
 from nerite.models.running_version import RunningVersion
+from nerite.repository.version_state import ASLEEP, IN_SEVERAL, ON_DEMAND, UNLOADED, Entry, ModelState, VersionState
 from nerite.routes import route_file
 from nerite.routes.table import RouteTable
 
@@ -141,31 +141,6 @@ def _ignore_if_absent(error: OSError) -> None:
     """Raise the error again unless it means that there is no such readable file."""
     if error.errno in _INCONCLUSIVE:
         raise error
-
-
-class ModelState(enum.Enum):
-    """State of a model version in its lifecycle, as the repository index shows it."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-UNLOADED: Final = "unloaded"
-"""Begins the reason of versions that are unavailable because they were unloaded, or not loaded yet."""
-ON_DEMAND: Final = "unloaded: on demand"
-"""The reason of versions that the next request loads."""
-ASLEEP: Final = "unloaded: asleep"
-"""The reason of versions that the next request wakes."""
-
-
-@dataclass
-class VersionState:
-    """State of a model version, with the reason if there is one to report."""
-
-    state: ModelState
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -448,9 +423,6 @@ def loadable_text_models(records: Iterable[ModelRecord]) -> dict[str, str]:
 
 # The repository index: every model in the repositories, with the state of its versions.
 
-Entry: TypeAlias = dict[str, str]
-IN_SEVERAL = "model appears in two or more repositories"
-
 
 def index_entries(
     offered: Mapping[str, Iterable[str]], catalogue: Catalogue, *, ready_only: bool = False
@@ -469,21 +441,16 @@ def index_entries(
 
 def _entries(name: str, record: ModelRecord | None, places: int, *, ready_only: bool) -> Iterator[Entry]:
     if places > 1:  # even in an index of ready models only, as in Triton
-        yield {"name": name, "state": ModelState.UNAVAILABLE.value, "reason": IN_SEVERAL}
+        yield VersionState(ModelState.UNAVAILABLE, IN_SEVERAL).entry(name, -1)
     elif record is None or not record.states:
         if not ready_only:
             broken = record is not None and record.unreadable
-            yield {"name": name} | ({"state": ModelState.UNAVAILABLE.value, "reason": broken} if broken else {})
+            yield VersionState(ModelState.UNAVAILABLE, broken).entry(name, -1) if broken else {"name": name}
     else:
         for version, state in sorted(record.states.items()):
             if ready_only and state.state is not ModelState.READY:
                 continue
-            entry = {"name": name}
-            if version >= 0:
-                entry["version"] = str(version)
-            entry["state"] = state.state.value
-            if state.reason:
-                entry["reason"] = state.reason
+            entry = state.entry(name, version)
             running = record.running.get(version)
             if state.state is ModelState.READY and running is not None and running.content:
                 entry["content_hash"] = running.content

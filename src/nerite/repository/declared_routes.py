@@ -13,9 +13,10 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.failures import system_error
 from nerite.observability.load_times import stage
 from nerite.repository import refusals
-from nerite.repository.catalogue import Catalogue, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue, ModelRecord
 from nerite.repository.kept_versions import KeptVersions
 from nerite.repository.loading_round import LoadingRound
+from nerite.repository.version_state import ModelState, VersionState
 from nerite.routes.route_file import RouteFile, read_route_file, versions_of
 from nerite.routes.table import RouteTable
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute

@@ -25,7 +25,7 @@ from nerite.core.failures import system_error
 from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, log_loaded, stage
 from nerite.repository import catalogue, refusals
-from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue, LoadedVersion, ModelRecord
 from nerite.repository.declared_routes import DeclaredRoutes, with_arms, with_kept
 from nerite.repository.ensembles import EnsembleLinker
 from nerite.repository.kept_versions import KeptVersions, default_version, remaining_versions
@@ -33,6 +33,7 @@ from nerite.repository.loading_round import LoadingRound, Waits
 from nerite.repository.repositories import LoadOverrides, RegisteredRepository, Repositories, Repository
 from nerite.repository.sleeping_versions import SleepingVersions
 from nerite.repository.version_maker import ContentHashes, VersionMaker
+from nerite.repository.version_state import Entry, ModelState, VersionState
 from nerite.routes.table import RouteTable
 
 _log = logging.getLogger("nerite.repository")
@@ -111,7 +112,7 @@ class ModelManager:
         """Return the names of models by namespace, once for each repository. Raises ``Internal``: one is unreadable."""
         return await self._sources.offered()
 
-    async def index(self, *, ready_only: bool) -> list[catalogue.Entry]:
+    async def index(self, *, ready_only: bool) -> list[Entry]:
         """Return every model of the repositories with the state of its versions."""
         return catalogue.index_entries(await self.offered(), self._catalogue, ready_only=ready_only)
 

@@ -20,7 +20,6 @@ from nerite.core.errors import NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.sizes import size_text
 from nerite.models.running_version import RunningVersion
-from nerite.repository.catalogue import ModelState, VersionState
 from nerite.repository.demand_figures import DemandFigures
 from nerite.repository.demand_survey import DemandSurvey, SurveyedModel, demanded
 from nerite.repository.load_waits import retry_seconds
@@ -34,6 +33,7 @@ from nerite.repository.memory_use import (
     expected_rest,
     grown,
 )
+from nerite.repository.version_state import ModelState, VersionState
 from nerite.scheduling.model_residency import Activity, ModelResidency, ResidencyOrder, Step
 from nerite.scheduling.residency_table import HOST, Amounts, Residence
 

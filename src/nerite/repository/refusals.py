@@ -10,7 +10,8 @@ from nerite.config.loading import PolledModel
 from nerite.config.mistake import Mistake, mistake_text
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.failures import system_error
-from nerite.repository.catalogue import IN_SEVERAL, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import ModelRecord
+from nerite.repository.version_state import IN_SEVERAL, ModelState, VersionState
 
 _log = logging.getLogger("nerite.repository")
 _KINDS = {

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from nerite.models.running_version import RunningVersion
-from nerite.repository.catalogue import Catalogue, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue, ModelRecord
+from nerite.repository.version_state import ModelState, VersionState
 
 _log = logging.getLogger("nerite.repository")
 

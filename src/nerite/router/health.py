@@ -12,7 +12,7 @@ import orjson
 from nerite.balancing.member import Member, ServerKind
 from nerite.core.failures import report
 from nerite.observability.log import log
-from nerite.repository.catalogue import ASLEEP, ON_DEMAND
+from nerite.repository.version_state import ASLEEP, ON_DEMAND
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.pools import MemberIndex, RouterPool
 

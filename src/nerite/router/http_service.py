@@ -22,7 +22,7 @@ from nerite.core.response import InferenceResponse
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.batch_api import BatchApi
-from nerite.llm.openai.fields import reply_of
+from nerite.llm.openai.errors import reply_of
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
 from nerite.router.body_facts import SequenceFacts, form_facts, generate_facts, lora_of, openai_facts, sequence_of

@@ -11,8 +11,7 @@ from nerite.admission.policy import IDLE
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
-from nerite.llm.openai import anthropic
-from nerite.llm.openai.fields import body_of, reply_of
+from nerite.llm.openai.errors import anthropic_body_of, anthropic_reply_of, body_of, reply_of
 from nerite.router.admission import ANYBODY
 from nerite.router.load_reports import FORMAT
 from nerite.router.response_head import HOP_BY_HOP
@@ -119,13 +118,13 @@ class RouteTarget(NamedTuple):
     def reply(self, error: NeriteError) -> Reply:
         """Return the reply for an error."""
         if self.anthropic:
-            return anthropic.refusal_of(error)
+            return anthropic_reply_of(error)
         return reply_of(error) if self.openai else reply.error_reply(error)
 
     def last_event(self, error: NeriteError) -> bytes:
         """Return the event that breaks off a stream of events."""
         if self.anthropic:
-            return b"event: error\ndata: %b\n\n" % anthropic.error_body(error)
+            return b"event: error\ndata: %b\n\n" % anthropic_body_of(error)
         return b"data: %b\n\n" % (body_of(error) if self.openai else reply.error_reply(error).body)
 
 

@@ -16,7 +16,7 @@ import uvloop
 
 from nerite import __version__
 from nerite.admission.policy import AdmissionPolicy, SharedQuotaSettings
-from nerite.admission.tenants import WatchedPolicy, open_policy
+from nerite.admission.policy_file import WatchedPolicy, open_policy
 from nerite.batches.metrics import write_batch_metrics
 from nerite.batches.service import Batches, BatchLimits
 from nerite.cluster.settings import ClusterSettings, RouterSettings

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nerite.admission.tenants import open_policy
+from nerite.admission.policy_file import open_policy
 from nerite.artifacts.recognition import damage_explained, pointer_in, pointer_text
 from nerite.backends import registry
 from nerite.backends.interface import ModelContext

@@ -79,7 +79,7 @@ def _pool_and_file(text: str) -> tuple[str, str]:
 
 def _check(settings: ClusterSettings) -> int:
     """Print what the file says, one line for each pool. Raises ``InvalidArgument`` for mistakes in named files."""
-    from nerite.admission.tenants import open_policy
+    from nerite.admission.policy_file import open_policy
     from nerite.router.discovery import check_sources
     from nerite.router.member_tls import check_contexts
     from nerite.router.pool_process import open_lock

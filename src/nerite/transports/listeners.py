@@ -10,13 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nerite.config.options import ServerOptions
-from nerite.inference_entry import TransportEntry
 from nerite.observability import machine
 from nerite.transports import access
-from nerite.transports.access import AccessKeys, Callers
-from nerite.transports.engine_load import LoadSource
-from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.listener import HttpListener
@@ -24,8 +19,13 @@ from nerite.transports.http.origins import BrowserGuard, Cors, CorsRouter, Guard
 from nerite.transports.limits import CHECKS, TransportLimits, bytes_for, connections_for
 
 if TYPE_CHECKING:
+    from nerite.config.options import ServerOptions
+    from nerite.inference_entry import TransportEntry
+    from nerite.transports.access import AccessKeys, Callers
+    from nerite.transports.engine_load import LoadSource
     from nerite.transports.grpc.listener import GrpcListener
     from nerite.transports.grpc.methods import Handler
+    from nerite.transports.http.handler import HttpHandler
 
 _MAX_IDLE_INTERVAL: Final = 15.0
 """Maximum interval between checks for idle connections, in seconds."""

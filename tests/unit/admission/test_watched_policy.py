@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nerite.admission.tenants import PolicyChange, WatchedPolicy, check_policy
+from nerite.admission.policy_file import PolicyChange, WatchedPolicy, check_policy
 from nerite.core.errors import InvalidArgument
 
 GOOD = "[default]\nconcurrency = 1\n"

@@ -23,7 +23,8 @@ from nerite.fronts.catalogue import (
     signature_from_json,
     signature_to_json,
 )
-from nerite.repository.catalogue import Catalogue, ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue, ModelRecord
+from nerite.repository.version_state import ModelState, VersionState
 
 SIGNATURES = [
     Signature("m", 0, [], []),

@@ -22,7 +22,8 @@ from nerite.fronts.core_connection import CoreConnection
 from nerite.fronts.messages import DrainStep
 from nerite.fronts.pool import FrontPool
 from nerite.regions import SharedMemoryRegions
-from nerite.repository.catalogue import ModelRecord, ModelState, VersionState
+from nerite.repository.catalogue import ModelRecord
+from nerite.repository.version_state import ModelState, VersionState
 from nerite.scheduling.weighted_route import WeightedRoute
 from nerite.transports.limits import TransportLimits
 from nerite.workers.ipc.shared_memory import ForeignSegments

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hearing_models import recording, riff, wav
 from nerite.llm.openai.audio_files import MAX_SECONDS, RATE, decode_audio, resampled
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 
 TONE = (np.sin(np.arange(4000) / 10) * 0.5).astype(np.float32)
 

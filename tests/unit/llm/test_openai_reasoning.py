@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nerite.llm.openai import chat_requests, reasoning_parsers
 from nerite.llm.openai.chat_templates import ChatModel
-from nerite.llm.openai.fields import ApiError, Fields
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields
 from nerite.llm.openai.reasoning_parsers import ReasoningParser
 from nerite.llm.openai.tool_calls import Event, ReasoningText, ToolCall, ToolParser
 

@@ -26,7 +26,8 @@ from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec, decode_bytes, from_array
 from nerite.llm.openai import chat_requests, completion_requests, embeddings, reply_formats, sampling, text_model
 from nerite.llm.openai.chat_requests import ChatMessages
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, body_of, reply_of
+from nerite.llm.openai.errors import ApiError, body_of, reply_of
+from nerite.llm.openai.fields import Fields, UnknownField
 from nerite.llm.openai.text_model import Strings, TextDelta, TextModel
 from nerite.transports.access import SenderHeaders
 

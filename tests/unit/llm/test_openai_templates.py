@@ -14,7 +14,7 @@ import pytest
 from nerite.core.errors import Unsupported
 from nerite.llm.openai import chat_templates
 from nerite.llm.openai.chat_templates import ChatTemplate
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 
 HELLO: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hearing_models import recording, wav
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 from nerite.llm.openai.transcriptions import TranscriptionRequest, read_transcription, srt, vtt
 from nerite.llm.speech import TimedText
 

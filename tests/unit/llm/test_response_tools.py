@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nerite.llm.openai.fields import ApiError, Fields
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields
 from nerite.llm.openai.responses.tools import call_item, call_of, function_of
 from nerite.llm.openai.tool_calls import ToolCall
 

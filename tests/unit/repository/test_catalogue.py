@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound
-from nerite.repository.catalogue import Catalogue, ModelState, VersionState
+from nerite.repository.catalogue import Catalogue
+from nerite.repository.version_state import ModelState, VersionState
 
 VERSION: Any = object()
 

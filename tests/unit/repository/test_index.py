@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from nerite.repository.catalogue import Catalogue, ModelState, VersionState, index_entries
+from nerite.repository.catalogue import Catalogue, index_entries
+from nerite.repository.version_state import ModelState, VersionState
 
 READY = VersionState(ModelState.READY)
 UNLOADED = VersionState(ModelState.UNAVAILABLE, "unloaded")

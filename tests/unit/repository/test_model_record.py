@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import InvalidArgument, NotFound, Unavailable
-from nerite.repository.catalogue import ModelRecord, ModelState, VersionState, version_number
+from nerite.repository.catalogue import ModelRecord, version_number
+from nerite.repository.version_state import ModelState, VersionState
 
 
 def record(**states: ModelState) -> ModelRecord:

@@ -14,12 +14,13 @@ import orjson
 from nerite.core.errors import NeriteError
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.chat_requests import ChatRequest, chat_request
-from nerite.llm.openai.fields import ApiError, Fields, check_count, missing, status_of, wrong_type, wrong_value
+from nerite.llm.openai.errors import ApiError, anthropic_body_of, anthropic_reply_of
+from nerite.llm.openai.fields import Fields, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.reply_formats import ChoiceOutput, LogprobToken, ReplyFormat, Usage
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.tokenization import without_text
 from nerite.llm.openai.tool_calls import Event, ReasoningText, ToolArguments, ToolCall
-from nerite.transports.http.reply import Reply, retry_line
+from nerite.transports.http.reply import Reply
 
 # Bodies
 
@@ -264,31 +265,6 @@ def _form(fields: Fields) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-# Errors
-
-_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_body(error: NeriteError) -> bytes:
-    """Return an error as JSON."""
-    status = status_of(error)
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
-
-
-def refusal_of(error: NeriteError) -> Reply:
-    """Return the reply for an error in Anthropic's format."""
-    return Reply(status_of(error), error_body(error), "application/json", retry_line(error.retry_after))
-
-
 # Replies
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -358,11 +334,11 @@ class MessagesFormat(ReplyFormat):
 
     def failing(self, error: NeriteError) -> bytes:
         """Return the event that ends the stream with an error."""
-        return b"event: error\ndata: " + error_body(error) + b"\n\n"
+        return b"event: error\ndata: " + anthropic_body_of(error) + b"\n\n"
 
     def refusal(self, error: NeriteError) -> Reply:
         """Return the reply for an error before any event."""
-        return refusal_of(error)
+        return anthropic_reply_of(error)
 
     def whole(self, choices: Sequence[ChoiceOutput], usage: Usage | None) -> bytes:
         """Return the whole message."""

@@ -14,10 +14,9 @@ from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded, Restrict
 from nerite.core.failures import report
 from nerite.core.text import quoted_text
 from nerite.ledger.usage import UsageQuery
-from nerite.llm.openai import anthropic
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.bodies import send_error
-from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.errors import ApiError, reply_for, reply_of
 from nerite.llm.openai.generation import EndpointHandler, TextGeneration
 from nerite.llm.openai.model_control import ModelControl
 from nerite.llm.openai.model_tasks import TASKS
@@ -41,14 +40,7 @@ if TYPE_CHECKING:
 
 UsageOf: TypeAlias = Callable[[UsageQuery], Coroutine[Any, Any, dict[str, Any]]]
 """Reports what the requests of a tenant used."""
-PREFIX: Final = "/v1/"
 _ANTHROPIC_KEY: Final = "x-api-key"
-_MESSAGES: Final = "/v1/messages"
-
-
-def refusal_for(path: str) -> Callable[[NeriteError], Reply]:
-    """Return what makes the replies for errors of a path: in Anthropic's format for its API, otherwise in OpenAI's."""
-    return anthropic.refusal_of if path.startswith(_MESSAGES) else reply_of
 
 
 class OpenAi:
@@ -105,7 +97,7 @@ class OpenAi:
         try:
             return HttpTarget(call=self._call(head))
         except NeriteError as error:
-            return HttpTarget(refusal=refusal_for(head.path)(error))
+            return HttpTarget(refusal=reply_for(head.path)(error))
 
     def _call(self, head: RequestHead) -> Call:
         """Return the call that answers. Raises ``NeriteError`` if the head alone is reason to reject the request."""
@@ -134,7 +126,7 @@ class OpenAi:
         if endpoint.name in routes.QUERIED:
             arguments = {"query": head.query}
 
-        refusal = refusal_for(head.path)
+        refusal = reply_for(head.path)
 
         def call(connection: HttpExchange, head: RequestHead, body: memoryview) -> None:
             try:

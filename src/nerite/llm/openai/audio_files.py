@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.core.tensor import Array, Buffer
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 
 RATE: Final = 16_000
 """Samples per second of speech models."""

@@ -16,7 +16,8 @@ from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.text import quoted_text, text_error
-from nerite.llm.openai.fields import ApiError, Fields, check_length, missing, reply_of, wrong_value
+from nerite.llm.openai.errors import ApiError, reply_of
+from nerite.llm.openai.fields import Fields, check_length, missing, wrong_value
 from nerite.transports.http import files as forms
 from nerite.transports.http import reply
 from nerite.transports.http.handler import BackgroundCalls

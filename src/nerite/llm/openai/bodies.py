@@ -20,7 +20,8 @@ from nerite.llm.openai import anthropic, tokenization
 from nerite.llm.openai.chat_requests import ChatRequest, read_chat
 from nerite.llm.openai.chat_templates import ChatTemplate
 from nerite.llm.openai.completion_requests import CompletionFields, CompletionRequest, read_completion
-from nerite.llm.openai.fields import ApiError, UnknownField, encoded, reply_of
+from nerite.llm.openai.errors import ApiError, reply_of
+from nerite.llm.openai.fields import UnknownField, encoded
 from nerite.llm.openai.model_tasks import TASKS
 from nerite.llm.openai.responses.request import ResponseCall, read_response
 from nerite.llm.openai.sampling import SamplingSetting, written

@@ -23,7 +23,8 @@ from nerite.llm.openai.completion_requests import (
     CompletionFields,
     completion_fields,
 )
-from nerite.llm.openai.fields import ApiError, Fields, check_count, encoded, missing, wrong_type, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, check_count, encoded, missing, wrong_type, wrong_value
 from nerite.llm.openai.sampling import Sampling, guided, not_offered
 from nerite.llm.openai.text_model import SPECIAL
 

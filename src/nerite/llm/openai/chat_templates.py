@@ -23,7 +23,7 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.llm.openai import reasoning_parsers, tool_parsers
 from nerite.llm.openai.chat_requests import ChatRequest, first_image, not_taken
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 from nerite.llm.openai.reasoning_parsers import HarmonyParser, ReasoningMarkers, ReasoningParser
 from nerite.llm.openai.sampling import Sampling, SamplingSetting, is_guided
 from nerite.llm.openai.tool_calls import ToolParser

@@ -12,15 +12,8 @@ import orjson
 
 from nerite.core.tensor import Buffer
 from nerite.llm.openai import sampling
-from nerite.llm.openai.fields import (
-    ApiError,
-    Fields,
-    UnknownField,
-    check_count,
-    missing,
-    wrong_type,
-    wrong_value,
-)
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.sampling import Sampling
 from nerite.llm.openai.text_model import SPECIAL
 from nerite.llm.sampling_parameters import MAX_SEQUENCES

@@ -16,7 +16,8 @@ from nerite.core.tensor import Buffer, to_array
 from nerite.llm import checkpoint
 from nerite.llm.openai import text_model
 from nerite.llm.openai.completion_requests import read_texts
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, wrong_value
 from nerite.llm.openai.replies import Outputs, WholeReply
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import (

@@ -10,61 +10,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from nerite.config.mistake import nearest
-from nerite.core.errors import DeadlineExceeded, NeriteError, QuotaExceeded, Restricted, Unsupported
 from nerite.core.tensor import Buffer
 from nerite.core.text import quoted_text, text_error
-from nerite.transports.http.reply import Reply, retry_line
-
-# Errors in OpenAI's format: a message, a type, the parameter at fault, and a code for programs to match on
-
-_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_CODES: Final = {401: "invalid_auth", 422: "idempotency_key_reused", 429: "rate_limit_exceeded"}
-
-
-class ApiError(NeriteError):
-    """An error of the OpenAI API, with the parameter at fault and OpenAI's code."""
-
-    code = "INVALID_ARG"
-
-    def __init__(self, message: str, param: str | None = None, api_code: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.param = None if param is None else quoted_text(param)
-        self.api_code = api_code
-        self.status = status
-
-
-def status_of(error: NeriteError) -> int:
-    """Return the HTTP status of an error.
-
-    It differs from that of the other APIs where OpenAI's clients would react wrongly: they retry after any status of
-    500 and above, and expect 401 for a missing key.
-    """
-    if isinstance(error, ApiError):
-        return error.status
-    if isinstance(error, Restricted):
-        return 401
-    return 400 if isinstance(error, Unsupported) else error.http_status
-
-
-def body_of(error: NeriteError) -> bytes:
-    """Return an error as JSON."""
-    status = status_of(error)
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    param = api_code = None
-    if isinstance(error, ApiError):
-        param, api_code = error.param, error.api_code
-    else:
-        api_code = _CODES.get(status)
-    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": param, "code": api_code}})
-
-
-def reply_of(error: NeriteError) -> Reply:
-    """Return the HTTP reply for an error."""
-    headers = retry_line(error.retry_after)
-    if isinstance(error, QuotaExceeded | DeadlineExceeded) and not headers:  # the status alone would make clients retry
-        headers = b"x-should-retry: false\r\n"
-    return Reply(status_of(error), body_of(error), "application/json", headers)
-
+from nerite.llm.openai.errors import ApiError
 
 _KINDS: Final = {
     str: "a string",

@@ -15,7 +15,7 @@ from nerite.llm.openai.chat_requests import ChatRequest, chat_opening, not_taken
 from nerite.llm.openai.chat_templates import ChatModel, ChatModels
 from nerite.llm.openai.checkpoint_settings import CheckpointSettingsCache
 from nerite.llm.openai.completion_requests import DEFAULT_TOKENS, CompletionFields, CompletionRequest
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError, anthropic_reply_of
 from nerite.llm.openai.replies import CompletionReply, CompletionStream
 from nerite.llm.openai.reply_formats import ChatFormat, ChunkFormat, CompletionFormat, ReplyFormat
 from nerite.llm.openai.responses.api import ResponseApi
@@ -127,7 +127,7 @@ class TextGeneration:
             return anthropic.MessagesFormat(asked.wanted.model)
 
         then = partial(self._chat, connection, sender, format_of)
-        self._serving.read(connection, "messages", body, then, anthropic.refusal_of)
+        self._serving.read(connection, "messages", body, then, anthropic_reply_of)
 
     def _count_tokens(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Return the number of tokens of a conversation in Anthropic's format."""
@@ -136,7 +136,7 @@ class TextGeneration:
             return anthropic.CountFormat(asked.wanted.model)
 
         then = partial(self._chat, connection, sender, format_of)
-        self._serving.read(connection, "count_tokens", body, then, anthropic.refusal_of)
+        self._serving.read(connection, "count_tokens", body, then, anthropic_reply_of)
 
     def _complete(
         self,

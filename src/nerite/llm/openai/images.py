@@ -17,7 +17,8 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes
 from nerite.llm import checkpoint
 from nerite.llm.image_generation import LARGEST, MAX_STEPS
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_text_length, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, check_text_length, wrong_value
 from nerite.llm.openai.replies import Outputs, WholeReply
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nerite.core.errors import NeriteError
 from nerite.llm.openai import text_model
-from nerite.llm.openai.fields import ApiError, Fields, reply_of, wrong_value
+from nerite.llm.openai.errors import ApiError, reply_of
+from nerite.llm.openai.fields import Fields, wrong_value
 from nerite.llm.openai.served_models import ServedModels, describe_model, unknown_model
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.reply import Reply, json_reply

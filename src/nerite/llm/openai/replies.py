@@ -14,7 +14,7 @@ from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.llm.openai import reply_formats, text_model
-from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.errors import ApiError, reply_of
 from nerite.llm.openai.reply_formats import ChoiceOutput, LogprobToken, ReplyFormat, Usage
 from nerite.llm.openai.sampling import in_words_of_client
 from nerite.llm.openai.text_model import TextDelta

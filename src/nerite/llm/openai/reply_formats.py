@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import orjson
 
 from nerite.core.errors import NeriteError
-from nerite.llm.openai.fields import body_of, reply_of
+from nerite.llm.openai.errors import body_of, reply_of
 from nerite.llm.openai.tool_calls import Event, ReasoningText, ToolArguments, ToolCall
 from nerite.transports.http.reply import Reply
 

@@ -16,7 +16,8 @@ from nerite.core.signature import Signature
 from nerite.core.tensor import Buffer, TensorSpec, join_bytes, to_array
 from nerite.llm import checkpoint
 from nerite.llm.embedding import MAX_DOCUMENTS
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_count, missing, wrong_type, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.replies import Outputs, WholeReply
 from nerite.llm.openai.text_model import CallOrigin, ModelAddress, ModelPurpose, ModelRequest, has_type
 from nerite.transports.access import SenderHeaders

@@ -9,17 +9,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from nerite.core.errors import InvalidArgument, NeriteError, TooLarge, Unsupported
-from nerite.llm.openai.fields import (
-    ApiError,
-    Fields,
-    check_count,
-    check_length,
-    encoded,
-    missing,
-    status_of,
-    wrong_type,
-    wrong_value,
-)
+from nerite.llm.openai.errors import ApiError, status_of
+from nerite.llm.openai.fields import Fields, check_count, check_length, encoded, missing, wrong_type, wrong_value
 from nerite.llm.sampling_parameters import (
     LONGEST,
     MAX_ALLOWED,

@@ -16,7 +16,7 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.signature import Signature
 from nerite.llm.openai import text_model
-from nerite.llm.openai.fields import ApiError
+from nerite.llm.openai.errors import ApiError
 from nerite.llm.openai.model_tasks import TASKS
 from nerite.llm.openai.text_model import CallOrigin, ModelAddress, ModelPurpose
 

@@ -13,7 +13,8 @@ from nerite.config.options import OpenAiOptions
 from nerite.core.errors import NeriteError
 from nerite.core.request import InferenceRequest, RepeatedRequest
 from nerite.llm.openai.bodies import read_body
-from nerite.llm.openai.fields import UnknownField, reply_of
+from nerite.llm.openai.errors import reply_of
+from nerite.llm.openai.fields import UnknownField
 from nerite.llm.openai.model_tasks import TASKS, ModelTask, TaskRequest
 from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.served_models import ServedModels

@@ -14,7 +14,8 @@ from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
 from nerite.core.tensor import Array, Buffer, TensorSpec, join_bytes, to_array
 from nerite.llm import checkpoint
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_text_length, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, check_text_length, wrong_value
 from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import (

@@ -10,7 +10,8 @@ import orjson
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.chat_requests import ChatRequest, chat_request
 from nerite.llm.openai.completion_requests import CompletionFields, CompletionRequest, token_bytes
-from nerite.llm.openai.fields import ApiError, Fields, missing, wrong_type
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, missing, wrong_type
 from nerite.llm.openai.reply_formats import ChoiceOutput, CompletionFormat, Usage
 from nerite.llm.openai.sampling import SamplingSetting
 from nerite.llm.openai.text_model import SPECIAL

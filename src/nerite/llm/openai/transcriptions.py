@@ -20,7 +20,8 @@ from nerite.core.text import quoted_text
 from nerite.llm import checkpoint
 from nerite.llm.openai import text_model
 from nerite.llm.openai.audio_files import RATE, decode_audio
-from nerite.llm.openai.fields import ApiError, UnknownField, body_of, check_length, missing, wrong_value
+from nerite.llm.openai.errors import ApiError, body_of
+from nerite.llm.openai.fields import UnknownField, check_length, missing, wrong_value
 from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import TEXT_OUTPUT, CallOrigin, ModelAddress, ModelPurpose, ModelRequest, text_of

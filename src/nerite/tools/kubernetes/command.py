@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from nerite.admission.tenants import open_policy
+from nerite.admission.policy_file import open_policy
 from nerite.cli.command import UsageError, complain, new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.core.errors import InvalidArgument

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from nerite.admission.tenants import open_policy
+from nerite.admission.policy_file import open_policy
 from nerite.cli.command import new_parser, show, status_of
 from nerite.cluster.cluster_file import read_cluster
 from nerite.cluster.settings import ClusterSettings, PoolSettings

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nerite.core.errors import NeriteError, NotLoaded
 from nerite.core.failures import report
-from nerite.core.request import CancelReason, RequestHeader
-from nerite.repository.load_waits import LoadWaits
+
+if TYPE_CHECKING:
+    from nerite.core.errors import NeriteError, NotLoaded
+    from nerite.core.request import CancelReason, RequestHeader
+    from nerite.repository.load_waits import LoadWaits
 
 
 class ConnectionCall(Protocol):

@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nerite.core.byte_budget import GRPC_METADATA
-from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import CancelReason
-from nerite.core.tensor import Buffer
 from nerite.http2 import Http2Connection, Limits, RequestHeaders
 from nerite.transports.engine_load import LoadSource
 from nerite.transports.grpc import messages
-from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 from nerite.transports.grpc.keepalive import Keepalive, KeepaliveRules, KeepaliveVerdict
 from nerite.transports.grpc.load_reports import LoadReportStream
 from nerite.transports.grpc.stream import StreamCall
 from nerite.transports.limits import COUNTED, ArrivalTimeout, ByteReservation, TransportLimits
 
 if TYPE_CHECKING:
+    from nerite.core.errors import NeriteError
     from nerite.core.execution_observer import TraceContext
     from nerite.core.request import InferenceRequest
     from nerite.core.response import InferenceResponse
+    from nerite.core.tensor import Buffer
+    from nerite.transports.grpc.call import ConnectionCall, StreamingCall
 
 READ_SIZE = 256 * 1024
 _SHORTEST_TIMEOUT = 0.001

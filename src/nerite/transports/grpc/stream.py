@@ -14,25 +14,25 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nerite.core.errors import NeriteError, NotLoaded
-from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.tensor import Buffer
 from nerite.core.text import text_error
-from nerite.http2 import Http2Connection
 from nerite.scheduling.request_queue import ResponseOrder
 from nerite.transports import access_log
 from nerite.transports.grpc import messages, wire
 from nerite.transports.grpc.call import hold_message
-from nerite.transports.grpc.infer_request import Read
-from nerite.transports.grpc.messages import OpenedMessage
 from nerite.transports.limits import COUNTED, ByteReservation, TransportLimits
 from nerite.wire import fields
 from nerite.wire.grpc_service import ModelInferResponse, ModelStreamInferResponse
 
 if TYPE_CHECKING:
+    from nerite.core.execution_observer import TraceContext
+    from nerite.core.tensor import Buffer
+    from nerite.http2 import Http2Connection
     from nerite.inference_entry import TransportEntry
+    from nerite.transports.grpc.infer_request import Read
+    from nerite.transports.grpc.messages import OpenedMessage
 
 _PREFIX_SIZE = 5
 _STREAM_BYTES = 2048

@@ -11,20 +11,22 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nerite.core import headers
 from nerite.core.byte_budget import HTTP_PLANS, Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.request import Caller, RequestHeader, SharedMemoryInput, with_request_id
-from nerite.core.signature import Signature
-from nerite.core.tensor import Buffer, TensorSpec
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http import files, large_json, request_bodies
 from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
 from nerite.transports.http.head import RequestHead
-from nerite.transports.http.reply import Reply
 from nerite.transports.http.request_bodies import Asked, HttpInferPlan
+
+if TYPE_CHECKING:
+    from nerite.core.signature import Signature
+    from nerite.core.tensor import Buffer, TensorSpec
+    from nerite.transports.http.reply import Reply
 
 _MAX_ID_SEARCH = 16 * 1024
 """Largest JSON part in bytes that is searched for an id: longer ones are mostly data."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from nerite.core import headers
 from nerite.core import tensor as dtypes
@@ -33,8 +33,10 @@ from nerite.transports.http.files import FormPart
 from nerite.transports.http.generate_form import GenerateForm
 from nerite.transports.http.handler import HTTP, HttpDialect, HttpExchange
 from nerite.transports.http.json_text import parse_json
-from nerite.transports.http.request_bodies import Asked, Place
-from nerite.workers.helper_pool import Answered, HelperCall, HelperPool
+
+if TYPE_CHECKING:
+    from nerite.transports.http.request_bodies import Asked, Place
+    from nerite.workers.helper_pool import Answered, HelperCall, HelperPool
 
 _BASE_SECONDS: Final = 10.0
 """Base timeout of a call; ``_SECONDS_PER_BYTE`` is added for each byte of its arguments."""

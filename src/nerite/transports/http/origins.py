@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nerite.config.open_ports import is_loopback
-from nerite.config.options import HttpOptions
 from nerite.core.errors import Forbidden
 from nerite.core.text import quoted_text
-from nerite.llm.openai.api import PREFIX
-from nerite.llm.openai.fields import reply_of
+from nerite.llm.openai.errors import PREFIX, reply_for
 from nerite.transports.http import reply, routes
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.reply import Reply
+
+if TYPE_CHECKING:
+    from nerite.config.options import HttpOptions
 
 # CORS: which pages of other origins may use the HTTP port. Only browsers ask and obey; other clients are unaffected.
 #
@@ -168,7 +169,8 @@ class GuardedRouter:
         try:
             self._guard.check(head)
         except Forbidden as error:
-            return HttpTarget(refusal=reply_of(error) if head.path.startswith(PREFIX) else reply.error_reply(error))
+            openai = head.path.startswith(PREFIX)
+            return HttpTarget(refusal=reply_for(head.path)(error) if openai else reply.error_reply(error))
         return self._target_of(head)
 
 

@@ -12,7 +12,7 @@ from nerite.admission.policy import EVERYBODY
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
-from nerite.llm.openai.fields import ApiError, reply_of
+from nerite.llm.openai.errors import ApiError, reply_of
 from nerite.llm.openai.responses.store import SEVERAL, ResponseStore
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http.handler import BackgroundCalls

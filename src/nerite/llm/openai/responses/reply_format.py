@@ -11,7 +11,7 @@ import orjson
 
 from nerite.balancing.response_ids import new_response_id
 from nerite.core.errors import NeriteError
-from nerite.llm.openai.fields import status_of
+from nerite.llm.openai.errors import status_of
 from nerite.llm.openai.reply_formats import ChoiceOutput, LogprobToken, ReplyFormat, Usage
 from nerite.llm.openai.responses.request import sealed_thought
 from nerite.llm.openai.responses.tools import call_item

@@ -14,7 +14,8 @@ import orjson
 
 from nerite.core.tensor import Buffer
 from nerite.llm.openai.chat_requests import ChatRequest, chat_request
-from nerite.llm.openai.fields import ApiError, Fields, UnknownField, check_count, missing, wrong_type, wrong_value
+from nerite.llm.openai.errors import ApiError
+from nerite.llm.openai.fields import Fields, UnknownField, check_count, missing, wrong_type, wrong_value
 from nerite.llm.openai.responses.tools import KINDS, LOCAL_SHELL, call_id, call_of, function_of
 from nerite.llm.openai.sampling import not_offered
 
