@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from forked_programs import start_program
 from ports import free_ports
 from prometheus_server import Prometheus, prometheus_server
 from serving import IN_PROCESS, NERITE, PATIENCE, Serving, adds, eventually, pbtxt, python_model, serving
@@ -115,7 +115,7 @@ class FleetCommand:
     def __init__(self, words: list[str], log: Path) -> None:
         self._log = log
         with log.open("ab") as sink:
-            self.process = subprocess.Popen([str(NERITE), "rollout", *words], stdout=sink, stderr=subprocess.STDOUT)
+            self.process = start_program([NERITE, "rollout", *words], sink)
 
     @property
     def text(self) -> str:

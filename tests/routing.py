@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serving import NERITE, Serving
+from forked_programs import NERITE, start_program
+from serving import Serving
 
 ROUTER = '[router]\nhttp-port = 0\ngrpc-port = 0\nmetrics-port = 0\nexit-timeout = "20s"\n'
 
@@ -32,7 +32,7 @@ def routing(folder: Path, *pools: str, router: str = ROUTER, clean: bool = True)
     file.write_text(router + "\n" + "\n".join(pools))
     log = folder / "router.log"
     with log.open("wb") as sink:
-        process = subprocess.Popen([str(NERITE), "route", str(file)], stdout=sink, stderr=subprocess.STDOUT)
+        process = start_program([NERITE, "route", file], sink)
     running = Serving(process, log)
     try:
         running.wait()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import os
 import re
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-NERITE = Path(sys.executable).with_name("nerite")
+from forked_programs import NERITE, Process, start_program
+
 PATIENCE = 90.0
 """Seconds after which something hangs, however busy the machine. Less than pytest gives a test, so that it can tell."""
 _FRONT = "front_"
@@ -36,7 +35,7 @@ class Serving:
     started = "Listening: "
     """What it says when its ports are open."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self.log = log
         self.ports: dict[str, int] = {}
@@ -194,12 +193,8 @@ def serving(
         f"--{service}-{what}" for service in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
     ]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [*within, str(NERITE), "serve", str(repository), *options, *flags],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
-        )
+        command = [*within, str(NERITE), "serve", str(repository), *options, *flags]
+        process = start_program(command, sink, environment=environment)
     server = kind(process, log)
     try:
         server.wait()
@@ -236,7 +231,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 45.0, what: str = "")
 def served(command: list[str], log: Path, started: str = Serving.started) -> Iterator[Serving]:
     """Run a program that serves, in the directory of its log; ``started``: what it says when its ports are open."""
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=log.parent)
+        process = start_program(command, file, folder=log.parent)
     running = Serving(process, log)
     running.started = started
     try:

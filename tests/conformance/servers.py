@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from conformance import triton_installation
 from conformance.exchange import Http, Scene
 from conformance.repositories import repository, write
+from forked_programs import NERITE, Process, start_program
 from ports import free_ports
 
 BACKENDS = Path(__file__).with_name("backends")
@@ -39,7 +39,7 @@ class Server:
     backends: Path
     """Its backend directory."""
     log: Path
-    process: subprocess.Popen[bytes]
+    process: Process
 
     def port_of(self, request: Http) -> int:
         """Return the port that a request is for."""
@@ -80,9 +80,8 @@ def start_triton(scene: Scene, folder: Path) -> Server:
 
 def start_nerite(scene: Scene, folder: Path) -> Server:
     """Start Nerite; ``wait`` for it before use."""
-    nerite = Path(sys.executable).with_name("nerite")
-    head = [str(nerite), "serve", f"--backend-directory={folder / 'backends'}", *scene.own_flags]
-    return start("nerite", scene, folder, head, dict(os.environ))
+    head = [str(NERITE), "serve", f"--backend-directory={folder / 'backends'}", *scene.own_flags]
+    return start("nerite", scene, folder, head, {})
 
 
 def start(name: str, scene: Scene, folder: Path, head: list[str], environment: dict[str, str]) -> Server:
@@ -104,9 +103,7 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
     options += [flag.replace("{models}", str(models)) for flag in scene.flags]
     if scene.cloud:
         options += [f"--allow-{scene.cloud}=true", f"--{scene.cloud}-port={cloud}"]
-    environment |= dict(scene.environment)
+    environment = {**environment, **scene.environment}
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [*head, *options], env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = start_program([*head, *options], sink, environment=environment, session=True)
     return Server(name, models, second, http, grpc, metrics, cloud, backends, log, process)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from envoy_proxy import envoy
+from forked_programs import start_program
 from grpc_stand_in import StandInCall, at_end, grpc_stand_ins
 from nerite.wire import ext_proc as wire
 from nerite.wire import grpc_service
@@ -42,11 +42,7 @@ def picking(
     file.write_text(f'{more}\n[[pool]]\nname = "main"\nmembers = [{listed}]\nhealth-interval = "200ms"\n{pool}')
     log = folder / "picker.log"
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [str(NERITE), "pick", str(file), "--port", "0", "--metrics-port", "0", *flags],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
+        process = start_program([NERITE, "pick", file, "--port", "0", "--metrics-port", "0", *flags], sink)
     running = Serving(process, log)
     try:
         running.wait()
