@@ -103,7 +103,7 @@ def start(name: str, scene: Scene, folder: Path, head: list[str], environment: d
     options += [flag.replace("{models}", str(models)) for flag in scene.flags]
     if scene.cloud:
         options += [f"--allow-{scene.cloud}=true", f"--{scene.cloud}-port={cloud}"]
-    environment = {**environment, **scene.environment}
+    environment = {**environment, **dict(scene.environment)}
     with log.open("wb") as sink:
         process = start_program([*head, *options], sink, environment=environment, session=True)
     return Server(name, models, second, http, grpc, metrics, cloud, backends, log, process)

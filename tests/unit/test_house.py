@@ -319,3 +319,13 @@ def test_a_worker_needs_numpy_and_nothing_else() -> None:
     allowed = {"nerite", "triton_python_backend_utils", "numpy", "__main__", "__mp_main__"}
     loaded = {name for name in done.stdout.split() if not name.startswith(("_", "sitecustomize", "cython_runtime"))}
     assert loaded <= allowed
+
+
+@pytest.mark.parametrize("process", ["router", "picker"])
+def test_a_router_loads_nothing_that_runs_models(process: str) -> None:
+    program = f"import sys, nerite.{process}.process\nprint(*{{'.'.join(name.split('.')[:2]) for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {*done.stdout.split()}
+    assert f"nerite.{process}" in loaded
+    running = ("ensembles", "frameworks", "instances", "models", "workers")
+    assert loaded.isdisjoint({*(f"nerite.{room}" for room in running), "triton_python_backend_utils"})

@@ -160,3 +160,5 @@ def test_a_refusal_says_what_why_and_what_to_do() -> None:
     assert len(refused(head("Origin: " + "x" * 5000))) < 1000
     shaped = refused(head(f"Origin: {APP}", path="/v1/chat/completions"))
     assert shaped.startswith(b'{"error":{"message":"a web page of') and b'"type":"permission_error"' in shaped
+    shaped = refused(head(f"Origin: {APP}", path="/v1/messages"))
+    assert shaped.startswith(b'{"type":"error","error":{"type":"permission_error","message":"a web page of')
