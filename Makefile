@@ -50,10 +50,11 @@ test: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## every test, in several processe
 	$(BIN)/python -m compileall -q src
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# What differs with front processes: protocols, and processes and connections that end.
+# What differs with front processes: protocols, and processes and connections that end. Here servers are not forked from
+# a process that has imported what they need (tests/forked_programs.py): the command itself is run.
 FRONTED = chaos or infer_json or infer_binary or grpc_infer or http_routes or generate or streams or shared_memory or restricted
 test-fronts: $(VENV)/dev  ## chaos, and the exam on protocols, with front processes
-	NERITE_FRONT_PROCESSES=2 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
+	NERITE_TESTS_FORK=0 NERITE_FRONT_PROCESSES=2 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
 		-k "$(FRONTED)" tests/conformance/test_exam.py tests/chaos
 
 bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside bare ONNX Runtime, calls, shared memory, curves, overload, configurations

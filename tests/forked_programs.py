@@ -106,8 +106,9 @@ class _Forks:
                 self._control = self._start()
             socket.send_fds(self._control, [order.encode()], [sink.fileno(), their_status])
             os.close(their_status)
-            pid = int(self._control.recv(16))
-        return ForkedProcess(words, pid, status)
+            pid = self._control.recv(16)
+        assert pid, "the process that forks programs is gone"
+        return ForkedProcess(words, int(pid), status)
 
     @staticmethod
     def _start() -> socket.socket:
