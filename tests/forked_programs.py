@@ -44,7 +44,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class ForkedProcess:
+class ForkedProgram:
     """A forked program. Its exit status comes over a pipe, as only its parent can wait for it."""
 
     def __init__(self, words: Sequence[str], pid: int, status: int) -> None:
@@ -97,7 +97,7 @@ class _Forks:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
 
-    def fork(self, words: Sequence[str], sink: IO[bytes], folder: Path | None, session: bool) -> ForkedProcess:
+    def fork(self, words: Sequence[str], sink: IO[bytes], folder: Path | None, session: bool) -> ForkedProgram:
         place = {"folder": str(folder or Path.cwd()), "session": session}
         order = json.dumps({"words": [*words], "environment": dict(os.environ), **place})
         status, their_status = os.pipe()
@@ -108,7 +108,7 @@ class _Forks:
             os.close(their_status)
             pid = self._control.recv(16)
         assert pid, "the process that forks programs is gone"
-        return ForkedProcess(words, int(pid), status)
+        return ForkedProgram(words, int(pid), status)
 
     @staticmethod
     def _start() -> socket.socket:

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forked_programs import NERITE, start_program
-from serving import Serving
+from serving import NERITE, Serving, program
 
 ROUTER = '[router]\nhttp-port = 0\ngrpc-port = 0\nmetrics-port = 0\nexit-timeout = "20s"\n'
 
@@ -30,19 +29,9 @@ def routing(folder: Path, *pools: str, router: str = ROUTER, clean: bool = True)
     """Run a router on free ports of 127.0.0.1, in front of these pools."""
     file = folder / "cluster.toml"
     file.write_text(router + "\n" + "\n".join(pools))
-    log = folder / "router.log"
-    with log.open("wb") as sink:
-        process = start_program([NERITE, "route", file], sink)
-    running = Serving(process, log)
-    try:
-        running.wait()
+    command = [NERITE, "route", file]
+    with program(command, folder / "router.log", clean=clean, internal_errors=not clean) as running:
         yield running
-    finally:
-        status = running.stop()
-    if clean:
-        assert status == 0, running.text[-4000:]
-        at = running.text.find("internal error, incident")
-        assert at < 0, running.text[max(at - 200, 0) : at + 4000]
 
 
 class Received(NamedTuple):

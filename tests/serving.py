@@ -192,20 +192,34 @@ def serving(
     options = [
         f"--{service}-{what}" for service in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
     ]
+    command = [*within, NERITE, "serve", repository, *options, *flags]
+    with program(command, log, environment=environment, clean=clean, internal_errors=internal_errors, kind=kind) as it:
+        yield it
+
+
+@contextmanager
+def program(
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    clean: bool = True,
+    internal_errors: bool = False,
+    kind: type[Serving] = Serving,
+) -> Iterator[Serving]:
+    """Run a program that says on which ports it serves, such as a router; see ``serving``."""
     with log.open("wb") as sink:
-        command = [*within, str(NERITE), "serve", str(repository), *options, *flags]
-        process = start_program(command, sink, environment=environment)
-    server = kind(process, log)
+        running = kind(start_program(command, sink, environment=environment), log)
     try:
-        server.wait()
-        yield server
+        running.wait()
+        yield running
     finally:
-        status = server.stop()
+        status = running.stop()
     if clean:
-        assert status == 0, server.text[-4000:]
+        assert status == 0, running.text[-4000:]
     if not internal_errors:
-        at = server.text.find("internal error, incident")
-        assert at < 0, server.text[max(at - 200, 0) : at + 4000]
+        at = running.text.find("internal error, incident")
+        assert at < 0, running.text[max(at - 200, 0) : at + 4000]
 
 
 def accepts(address: str) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import pytest
 from conformance.exchange import Scene
 from conformance.servers import start_nerite, start_triton
 from conformance.triton_installation import TritonUnavailable, installation
+from forked_programs import NERITE
 from nerite.client import Client, ClientError
 from serving import PATIENCE, eventually
 from tools import unavailable
@@ -26,7 +25,6 @@ SCENE = Scene(
     repository="streams",
     flags=("--model-control-mode=explicit", "--load-model=many", "--load-model=prompt"),
 )
-NERITE = Path(sys.executable).with_name("nerite")
 
 
 @pytest.fixture(scope="module")

@@ -275,15 +275,13 @@ def test_a_process_that_has_not_started_when_the_server_ends() -> None:
         before = set(processes_of(os.getpid()))
         fork_server = ForkServer(loop, lambda *said: None)
         await loop.run_in_executor(None, spawn, fork_server)
-        parents: list[int] = []
 
-        def is_alone() -> bool:  # a fork has its parent's name at first
-            parents[:] = [pid for pid in processes_of(os.getpid()) if name_of(pid) == "nerite forksrv"]
-            return len(set(parents) - before) == 1
+        def named() -> list[int]:  # with those that have just been forked and not renamed yet
+            started = set(processes_of(os.getpid())) - before
+            return [pid for pid in started if name_of(pid) == "nerite forksrv"]
 
-        await asyncio.to_thread(eventually, is_alone)
-        (parent,) = set(parents) - before
-        os.kill(parent, signal.SIGSTOP)
+        await asyncio.to_thread(eventually, lambda: len(named()) == 1)
+        os.kill(*named(), signal.SIGSTOP)
         spawned = loop.run_in_executor(None, spawn, fork_server)
         await asyncio.sleep(0.2)
         began = time.monotonic()

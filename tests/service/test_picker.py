@@ -15,13 +15,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from envoy_proxy import envoy
-from forked_programs import start_program
 from grpc_stand_in import StandInCall, at_end, grpc_stand_ins
 from nerite.wire import ext_proc as wire
 from nerite.wire import grpc_service
 from nerite.wire.health import HealthCheckRequest, HealthCheckResponse
 from routing import Received, StandInMember, events, response, stand_ins
-from serving import NERITE, PATIENCE, Serving, eventually
+from serving import NERITE, PATIENCE, Serving, eventually, program
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -40,17 +39,9 @@ def picking(
     listed = ", ".join(rows or [f'"{each.address}"' for each in members])
     file = folder / "picker.toml"
     file.write_text(f'{more}\n[[pool]]\nname = "main"\nmembers = [{listed}]\nhealth-interval = "200ms"\n{pool}')
-    log = folder / "picker.log"
-    with log.open("wb") as sink:
-        process = start_program([NERITE, "pick", file, "--port", "0", "--metrics-port", "0", *flags], sink)
-    running = Serving(process, log)
-    try:
-        running.wait()
-        yield running
-    finally:
-        status = running.stop()
-    assert status == 0, running.text[-4000:]
-    assert "internal error, incident" not in running.text, running.text[-4000:]
+    command = [NERITE, "pick", file, "--port", "0", "--metrics-port", "0", *flags]
+    with program(command, folder / "picker.log") as picker:
+        yield picker
 
 
 def address(picker: Serving) -> str:

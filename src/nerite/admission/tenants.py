@@ -1,4 +1,4 @@
-"""Admission control of a whole server: watches the policy file, owns the accounts, creates the admission queues.
+"""Admission control of a whole server: owns the accounts, and creates the admission queues.
 
 Also exports the usage of tenants as JSON and as metrics.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 Entry: TypeAlias = dict[str, str]
-"""Of the repository index."""
+"""Entry of the repository index: name, version, state, reason."""
 IN_SEVERAL: Final = "model appears in two or more repositories"
 """Why no version of a model can be loaded."""
 

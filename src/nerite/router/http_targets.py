@@ -169,7 +169,7 @@ class HttpTargets:
                 )
             return self._found(head, openai)
         except NeriteError as error:
-            plain = RouteTarget(openai=openai, anthropic=_is_anthropic(head.path))
+            plain = RouteTarget(openai=openai, anthropic=routes.is_anthropic(head.path))
             return plain._replace(refusal=plain.reply(error))
 
     def _cross_origin(self, cors: Cors, head: RequestHead) -> Reply | None:
@@ -250,7 +250,7 @@ class HttpTargets:
             timeout=access.timeout_of(get),
             session=checked(session, "the session in a header"),
             openai=routes.is_openai(head.path),
-            anthropic=_is_anthropic(head.path),
+            anthropic=routes.is_anthropic(head.path),
             json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,
             coding=head.headers.get("content-encoding", "").lower(),
             repeatable=repeatable,
@@ -261,11 +261,6 @@ class HttpTargets:
             start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
             lines=b"".join(line + b"\r\n" for line in lines),
         )
-
-
-def _is_anthropic(path: str) -> bool:
-    route = routes.find_route(path)
-    return route is not None and route.endpoint.name in routes.ANTHROPIC
 
 
 def _class_line(head: RequestHead) -> bytes:

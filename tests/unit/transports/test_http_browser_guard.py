@@ -158,7 +158,8 @@ def test_a_refusal_says_what_why_and_what_to_do() -> None:
     assert refused(head("Origin: null")).endswith(b'--http-cors-origin=*"}')
     assert refused(head(host="evil.example:1")).endswith(b'--http-allowed-host=evil.example"}')
     assert len(refused(head("Origin: " + "x" * 5000))) < 1000
-    shaped = refused(head(f"Origin: {APP}", path="/v1/chat/completions"))
-    assert shaped.startswith(b'{"error":{"message":"a web page of') and b'"type":"permission_error"' in shaped
+    for path in ("/v1/chat/completions", "/tokenize"):
+        shaped = refused(head(f"Origin: {APP}", path=path))
+        assert shaped.startswith(b'{"error":{"message":"a web page of') and b'"type":"permission_error"' in shaped
     shaped = refused(head(f"Origin: {APP}", path="/v1/messages"))
     assert shaped.startswith(b'{"type":"error","error":{"type":"permission_error","message":"a web page of')

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its bodies as chat completions, and its replies, events and errors.
+"""Anthropic's Messages API: its bodies as chat completions, and its replies and events.
 
 A body becomes the fields of a chat completion, whose way it goes from there on. Pure.
 """

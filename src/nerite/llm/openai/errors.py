@@ -9,16 +9,13 @@ import orjson
 
 from nerite.core.errors import DeadlineExceeded, NeriteError, QuotaExceeded, Restricted, Unsupported
 from nerite.core.text import quoted_text
+from nerite.transports.http import routes
 from nerite.transports.http.reply import Reply, retry_line
-
-PREFIX: Final = "/v1/"
-"""Begins the paths of these endpoints."""
-_MESSAGES: Final = "/v1/messages"
 
 
 def reply_for(path: str) -> Callable[[NeriteError], Reply]:
     """Return what makes the replies for errors of a path: in Anthropic's format for its API, otherwise in OpenAI's."""
-    return anthropic_reply_of if path.startswith(_MESSAGES) else reply_of
+    return anthropic_reply_of if routes.is_anthropic(path) else reply_of
 
 
 # Errors in OpenAI's format: a message, a type, the parameter at fault, and a code for programs to match on
@@ -53,7 +50,7 @@ def status_of(error: NeriteError) -> int:
 
 
 def body_of(error: NeriteError) -> bytes:
-    """Return an error as JSON."""
+    """Return an error as JSON in OpenAI's format."""
     status = status_of(error)
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     param = api_code = None
@@ -65,7 +62,7 @@ def body_of(error: NeriteError) -> bytes:
 
 
 def reply_of(error: NeriteError) -> Reply:
-    """Return the HTTP reply for an error."""
+    """Return the HTTP reply for an error in OpenAI's format."""
     headers = retry_line(error.retry_after)
     if isinstance(error, QuotaExceeded | DeadlineExceeded) and not headers:  # the status alone would make clients retry
         headers = b"x-should-retry: false\r\n"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from nerite.config.open_ports import is_loopback
 from nerite.core.errors import Forbidden
 from nerite.core.text import quoted_text
-from nerite.llm.openai.errors import PREFIX, reply_for
+from nerite.llm.openai.errors import reply_for
 from nerite.transports.http import reply, routes
 from nerite.transports.http.head import RequestHead, header_bytes_of
 from nerite.transports.http.infer_request import HttpTarget
@@ -169,7 +169,7 @@ class GuardedRouter:
         try:
             self._guard.check(head)
         except Forbidden as error:
-            openai = head.path.startswith(PREFIX)
+            openai = routes.is_openai(head.path)
             return HttpTarget(refusal=reply_for(head.path)(error) if openai else reply.error_reply(error))
         return self._target_of(head)
 

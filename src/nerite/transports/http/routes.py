@@ -129,6 +129,7 @@ ENDPOINTS: Final = (
     _endpoint("metrics", "GET", METRICS_CATEGORY, "/metrics"),
 )
 _OPENAI: Final = "/v1/"
+_MESSAGES: Final = "/v1/messages"
 _OPENAI_PATHS: Final = frozenset(("/tokenize", "/detokenize", "/classify"))
 """Paths beside those under ``/v1`` that belong to the same API."""
 ANTHROPIC: Final = frozenset(("messages", "count_tokens"))
@@ -153,6 +154,11 @@ _LITERAL_PATHS: Final = {"/v2/models/stats": "all_statistics"}
 def is_openai(path: str) -> bool:
     """Return whether a path belongs to the APIs of OpenAI and Anthropic."""
     return path.startswith(_OPENAI) or path.partition("?")[0] in _OPENAI_PATHS
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's Messages API."""
+    return path.startswith(_MESSAGES)
 
 
 def find_route(path: str) -> Route | None:
