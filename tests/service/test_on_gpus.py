@@ -54,7 +54,7 @@ class Machine:
     """What the GPUs do."""
 
     def __init__(self, file: Path) -> None:
-        path = os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "tensorrt"))
+        path = os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "cuda", "tensorrt"))
         self.environment = {"PYTHONPATH": path, "STAND_IN_GPUS": str(file), "CUDA_VISIBLE_DEVICES": "0,1,2"}
         self._file = file
 

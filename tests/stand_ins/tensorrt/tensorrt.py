@@ -1,6 +1,7 @@
 """In the place of TensorRT, on machines without GPUs: the part of its Python API that is used, as documented.
 
 A plan is what ``plan`` below makes: a header and an engine as JSON. What an engine computes is one of three things.
+Needs the stand-in for CUDA, on whose streams engines run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cuda.bindings import runtime as cuda
+from cuda.stand_in.process import process
 
 __version__ = "10.9.0.34"
 made: list[Any] = []
@@ -78,7 +79,7 @@ class Runtime:
         if version != __version__ and not self.engine_host_code_allowed:
             self._logger.log(ILogger.Severity.ERROR, "Version tag does not match")
             return None
-        return Engine(json.loads(data[28:]), self._logger, cuda.current[0])
+        return Engine(json.loads(data[28:]), self._logger, process().current)
 
 
 class Engine:
@@ -112,7 +113,7 @@ class Engine:
         return [tuple(shape) for shape in self.said["profiles"][profile][name]]
 
     def create_execution_context(self, strategy: ExecutionContextAllocationStrategy) -> Context:
-        assert cuda.current[0] == self.device, "another GPU than the engine's"
+        assert process().current == self.device, "another GPU than the engine's"
         return Context(self, strategy)
 
 
@@ -131,7 +132,7 @@ class Context:
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         self.profile = profile
-        return stream in cuda.streams
+        return stream in process().streams
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         if name in self.engine.said["profiles"][self.profile]:
@@ -162,13 +163,15 @@ class Context:
         return tuple(map(int, self._array("SIZES")))
 
     def execute_async_v3(self, stream: int) -> bool:
-        work = self._work()
-        captured = cuda.streams[stream].captured
-        if captured is not None:
-            captured.append(work)
-        else:
+        on = process().streams[stream]
+        if on.captured is None:
             self.runs += 1
-            work()
+        if self.engine.said["computes"] == "positive":
+            # The size of the output is known, and the memory allocated, before this returns.
+            on.synchronize()
+            self._keep_positive()
+        else:
+            on.submit(self._work())
         return bool(self.engine.said.get("works", True))
 
     def _is_input(self, name: str) -> bool:
@@ -176,23 +179,19 @@ class Context:
 
     def _work(self) -> Callable[[], None]:
         """Return what is to be done, at the addresses and with the shapes of now."""
-        computes = self.engine.said["computes"]
-        if computes == "zeros":
-            out = self._array("OUT")
+        out = self._array("OUT")
+        if self.engine.said["computes"] == "zeros":
             return lambda: out.fill(0)
         given = self._array("IN")
-        if computes == "double":
-            out = self._array("OUT")
-            return lambda: np.multiply(given, 2, out=out)
+        return lambda: np.multiply(given, 2, out=out)
 
-        def positive() -> None:
-            found = given[given > 0]
-            allocator = self._allocators["OUT"]
-            address = allocator.reallocate_output_async("OUT", None, found.nbytes, 256, 0)
-            ctypes.memmove(address, found.ctypes.data, found.nbytes)
-            allocator.notify_shape("OUT", found.shape)
-
-        return positive
+    def _keep_positive(self) -> None:
+        given = self._array("IN")
+        found = given[given > 0]
+        allocator = self._allocators["OUT"]
+        address = allocator.reallocate_output_async("OUT", None, found.nbytes, 256, 0)
+        ctypes.memmove(address, found.ctypes.data, found.nbytes)
+        allocator.notify_shape("OUT", found.shape)
 
     def _array(self, name: str) -> Any:
         tensor = self.engine.tensors[name]

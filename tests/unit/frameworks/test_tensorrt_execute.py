@@ -19,8 +19,7 @@ from nerite.core.errors import Internal, InvalidArgument, Unavailable, Unsupport
 from nerite.frameworks.tensorrt import TensorRtBackend, engine, execution
 from opened import context, decoded, request
 
-STAND_IN = Path(__file__).resolve().parents[2] / "stand_ins" / "tensorrt"
-MODULES = ("cuda", "cuda.bindings", "cuda.bindings.runtime", "tensorrt")
+STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
 PROFILES = [{"IN": [[1, 4], [2, 4], [4, 4]]}, {"IN": [[1, 4], [16, 4], [32, 4]]}]
 
 
@@ -50,15 +49,14 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
         for function in (execution.runtime, engine.tensorrt):
             function.cache_clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("cuda", "tensorrt")]:
+            del sys.modules[name]
 
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for library in ("cuda", "tensorrt"):
+        monkeypatch.syspath_prepend(str(STAND_INS / library))
     forget()
     yield
     forget()
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 class Served:
@@ -136,23 +134,23 @@ def test_profiles_of_an_instance(tmp_path: Path) -> None:
 
 def test_graphs_are_captured_the_second_time(tmp_path: Path) -> None:
     import tensorrt
-    from cuda.bindings import runtime
+    from cuda.stand_in.process import process
 
     served = Served(tmp_path, DOUBLE, {"optimization": {"cuda": {"graphs": True}, "priority": "PRIORITY_MAX"}})
-    before, launched, alive = len(tensorrt.made), len(runtime.launches), len(runtime.graphs_alive)
+    before, launched, alive = len(tensorrt.made), len(process().launches), len(process().graphs_alive)
     instance = served.instance()
     (made,) = tensorrt.made[before:]
-    assert [stream.priority for stream in runtime.streams.values()] == [-5]
+    assert [stream.priority for stream in process().streams.values()] == [-5]
     for value in range(5):
         assert asked(instance, IN=rows(1, value))["OUT"].tolist() == [[2.0 * value] * 4]
-    assert (made.runs, len(runtime.launches) - launched) == (1, 4)
+    assert (made.runs, len(process().launches) - launched) == (1, 4)
     # A larger batch moves the memory, and what was captured with it.
     for value in range(3):
         assert asked(instance, IN=rows(3, value))["OUT"].tolist() == rows(3, 2 * value).tolist()
         assert asked(instance, IN=rows(1, value))["OUT"].tolist() == [[2.0 * value] * 4]
     assert made.runs == 3
     served.close()
-    assert len(runtime.graphs_alive) == alive
+    assert len(process().graphs_alive) == alive
 
 
 def test_an_output_whose_size_the_data_decides(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def test_sizes_as_values(tmp_path: Path) -> None:
 
 def test_an_engine_for_each_gpu_and_nothing_left(tmp_path: Path) -> None:
     import tensorrt
-    from cuda.bindings import runtime
+    from cuda.stand_in.process import process
 
     groups = [{"name": "m", "kind": "KIND_GPU", "gpus": [0, 1], "count": 2}]
     served = Served(tmp_path, DOUBLE, {"instance_group": groups})
@@ -189,11 +187,11 @@ def test_an_engine_for_each_gpu_and_nothing_left(tmp_path: Path) -> None:
     assert made[0].engine is made[1].engine
     for instance in instances:
         assert asked(instance, IN=rows(1))["OUT"].tolist() == [[2.0] * 4]
-    assert runtime.current == [1]
-    assert runtime.allocated
+    assert process().current == 1
+    assert process().memory.allocated()
     served.close()
-    assert not runtime.allocated
-    assert not runtime.streams
+    assert not process().memory.allocated()
+    assert not process().streams
 
 
 def test_a_plan_of_another_tensorrt(tmp_path: Path) -> None:
