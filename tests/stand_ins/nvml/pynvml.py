@@ -2,7 +2,8 @@
 
 GPUs are what the JSON file ``STAND_IN_GPUS`` says, at each question anew. One that lacks a key does not tell, and
 ``seconds`` is the time that it takes to tell of memory. Files in the directory ``STAND_IN_GPU_USE``, whose names are
-numbers of processes, say what these use of GPU 0 while they live.
+numbers of processes, say what these use of GPU 0 while they live. What processes allocate with the stand-in for CUDA is
+used as well, if ``STAND_IN_CUDA`` is set.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,13 +71,13 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
     time.sleep(_gpus()[handle].get("seconds", 0))
     total, used = _told(handle, "memory")
-    used += sum(each.usedGpuMemory for each in _processes(handle))
+    used += sum(each.usedGpuMemory for each in _processes(handle) + _of_cuda(handle))
     return SimpleNamespace(total=total, used=used, free=total - used)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
     _told(handle, "tells processes")
-    return _processes(handle)
+    return _processes(handle) if "STAND_IN_GPU_USE" in os.environ else _of_cuda(handle)
 
 
 def _processes(handle: int) -> list[SimpleNamespace]:
@@ -85,6 +88,17 @@ def _processes(handle: int) -> list[SimpleNamespace]:
         for file in files
         if Path("/proc", file.name).exists()
     ]
+
+
+def _of_cuda(handle: int) -> list[SimpleNamespace]:
+    """Return what processes use by the files of the stand-in for CUDA, whose names are GPU, process and number."""
+    used: Counter[int] = Counter()
+    folder = os.environ.get("STAND_IN_CUDA")
+    for file in Path(folder).glob(f"{handle}-*-*") if folder else ():
+        with suppress(FileNotFoundError):  # freed in between
+            used[int(file.name.split("-")[1])] += file.stat().st_size
+    alive = [pid for pid in sorted(used) if Path("/proc", str(pid)).exists()]
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used[pid]) for pid in alive]
 
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:

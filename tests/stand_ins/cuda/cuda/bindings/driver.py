@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import Failure, cudaError_t
 from cuda.stand_in.handles import CUdevice, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUstream, address_of
 from cuda.stand_in.process import is_initialized, process, returns
 
@@ -44,8 +44,11 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_UNKNOWN = 999
 
 
+_RESULTS = {int(each): each for each in CUresult}
+
+
 def _returns(results: int) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any, ...]]]:
-    """Let a function return as the bindings do, with numbers of errors that are those of the runtime."""
+    """Let a function return as the bindings do. Errors of the driver have the numbers of the runtime's."""
 
     def decorate(function: Callable[P, Any]) -> Callable[P, tuple[Any, ...]]:
         checked = returns(results)(function)
@@ -55,7 +58,7 @@ def _returns(results: int) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any
             if not is_initialized() and function.__name__ != "cuInit":
                 return (CUresult.CUDA_ERROR_NOT_INITIALIZED, *[None] * results)
             error, *values = checked(*arguments, **keywords)
-            return (CUresult(int(error)), *values)
+            return (_RESULTS.get(int(error), CUresult.CUDA_ERROR_UNKNOWN), *values)
 
         return call
 

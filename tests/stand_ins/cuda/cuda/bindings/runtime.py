@@ -6,11 +6,17 @@ Memory of GPUs is the host's, so that tests can read it at its addresses. See ``
 from __future__ import annotations
 
 import ctypes
-import enum
 from functools import partial
 from typing import Any
 
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import (
+    Failure,
+    cudaDeviceAttr,
+    cudaError_t,
+    cudaMemcpyKind,
+    cudaMemoryType,
+    cudaStreamCaptureMode,
+)
 from cuda.stand_in.handles import (
     IPC_HANDLE_SIZE,
     address_of,
@@ -42,35 +48,6 @@ cudaHostAllocDefault = 0
 cudaHostAllocPortable = 1
 cudaHostRegisterDefault = 0
 cudaHostRegisterPortable = 1
-
-
-class cudaMemcpyKind(enum.IntEnum):
-    cudaMemcpyHostToHost = 0
-    cudaMemcpyHostToDevice = 1
-    cudaMemcpyDeviceToHost = 2
-    cudaMemcpyDeviceToDevice = 3
-    cudaMemcpyDefault = 4
-
-
-class cudaMemoryType(enum.IntEnum):
-    cudaMemoryTypeUnregistered = 0
-    cudaMemoryTypeHost = 1
-    cudaMemoryTypeDevice = 2
-    cudaMemoryTypeManaged = 3
-
-
-class cudaDeviceAttr(enum.IntEnum):
-    cudaDevAttrUnifiedAddressing = 41
-    cudaDevAttrComputeCapabilityMajor = 75
-    cudaDevAttrComputeCapabilityMinor = 76
-    cudaDevAttrHostRegisterSupported = 99
-    cudaDevAttrIpcEventSupport = 125
-
-
-class cudaStreamCaptureMode(enum.IntEnum):
-    cudaStreamCaptureModeGlobal = 0
-    cudaStreamCaptureModeThreadLocal = 1
-    cudaStreamCaptureModeRelaxed = 2
 
 
 class cudaPointerAttributes:
@@ -261,7 +238,11 @@ def cudaMemsetAsync(devPtr: Any, value: int, count: int, stream: Any) -> None:
 
 
 def _copy(to: int, of: int, size: int, kind: cudaMemcpyKind, stream: Stream) -> None:
-    """Copy on a stream: memory of the host that is not pinned is read at once, and has been written on return."""
+    """Copy on a stream, as CUDA documents it.
+
+    Memory of the host that is not pinned is read at once, and has been written on return. A copy from the host to the
+    host is done on return.
+    """
     if not size:
         return
     target, source = process().memory.region(to, size), process().memory.region(of, size)
@@ -276,10 +257,10 @@ def _copy(to: int, of: int, size: int, kind: cudaMemcpyKind, stream: Stream) -> 
     elif to_device or of_device:
         process().counters.add_copy("to_device" if to_device else "to_host", size)
     work = partial(ctypes.memmove, to, of if source is not None else ctypes.string_at(of, size), size)
-    if target is None:
-        stream.execute(work)
-    else:
+    if to_device or (of_device and target is not None):
         stream.submit(work)
+    else:
+        stream.execute(work)
 
 
 # Streams.

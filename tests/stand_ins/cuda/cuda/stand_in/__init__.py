@@ -10,6 +10,8 @@ Environment variables, read at the first call of a process:
 - ``STAND_IN_CUDA_FAIL``: ``function:nth[:error]``, several separated by commas: the nth call of that function fails in
   each process, with cudaErrorUnknown unless another error is named.
 
+``CUDA_VISIBLE_DEVICES`` has no effect: the tests set it, so that they use no GPU that the machine has.
+
 As with CUDA, a process that was forked by one that used CUDA cannot use it: each call fails with
 cudaErrorInitializationError. A process that was forked before is one as any other.
 """

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import Failure, cudaError_t
 
 IPC_HANDLE_SIZE = 64
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cuda.stand_in.address_space import AddressSpace, map_pages, unmap_pages
 from cuda.stand_in.counters import Counters
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import Failure, cudaError_t
 from cuda.stand_in.files import ALLOCATION, held
 from cuda.stand_in.handles import Exported
 

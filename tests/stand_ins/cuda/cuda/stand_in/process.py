@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from cuda.stand_in import files
 from cuda.stand_in.counters import Counters, shared_words
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import Failure, cudaError_t
 from cuda.stand_in.handles import Exported
 from cuda.stand_in.memory import Memory
 from cuda.stand_in.streams import INTERPROCESS, Event, LegacyStream, Stream, Work

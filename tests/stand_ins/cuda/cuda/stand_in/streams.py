@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 
-from cuda.stand_in.errors import Failure, cudaError_t
+from cuda.stand_in.enums import Failure, cudaError_t
 
 Work = Callable[[], object]
 

@@ -1,4 +1,4 @@
-"""Errors of CUDA's runtime: names, numbers and messages, as ``cudaError_t`` has them."""
+"""Enumerations of CUDA's runtime, as far as they are used, and the errors that the stand-in gives."""
 
 from __future__ import annotations
 
@@ -52,6 +52,35 @@ class cudaError_t(enum.IntEnum):
     cudaErrorStreamCaptureInvalidated = 901, "operation failed due to a previous error during capture"
     cudaErrorTimeout = 909, "wait operation timed out"
     cudaErrorUnknown = 999, "unknown error"
+
+
+class cudaMemcpyKind(enum.IntEnum):
+    cudaMemcpyHostToHost = 0
+    cudaMemcpyHostToDevice = 1
+    cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDeviceToDevice = 3
+    cudaMemcpyDefault = 4
+
+
+class cudaMemoryType(enum.IntEnum):
+    cudaMemoryTypeUnregistered = 0
+    cudaMemoryTypeHost = 1
+    cudaMemoryTypeDevice = 2
+    cudaMemoryTypeManaged = 3
+
+
+class cudaDeviceAttr(enum.IntEnum):
+    cudaDevAttrUnifiedAddressing = 41
+    cudaDevAttrComputeCapabilityMajor = 75
+    cudaDevAttrComputeCapabilityMinor = 76
+    cudaDevAttrHostRegisterSupported = 99
+    cudaDevAttrIpcEventSupport = 125
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeGlobal = 0
+    cudaStreamCaptureModeThreadLocal = 1
+    cudaStreamCaptureModeRelaxed = 2
 
 
 class Failure(Exception):
