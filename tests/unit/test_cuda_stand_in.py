@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,13 @@ class Cuda:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runtime = importlib.import_module("cuda.bindings.runtime")
-        self.driver = importlib.import_module("cuda.bindings.driver")
         self.inside = importlib.import_module("cuda.stand_in.process")
         self.kinds = self.runtime.cudaMemcpyKind
         self.default = self.kinds.cudaMemcpyDefault
+
+    @cached_property
+    def driver(self) -> Any:
+        return importlib.import_module("cuda.bindings.driver")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -606,12 +610,13 @@ def test_counts(cuda: Cuda, peer: Peer) -> None:
 
 
 def test_faults(start: Callable[..., Cuda]) -> None:
-    cuda = start(FAIL="cudaMalloc:2:cudaErrorMemoryAllocation,cudaMalloc:3,cudaStreamCreate:1")
+    cuda = start(FAIL="cudaMalloc:2:cudaErrorMemoryAllocation,cudaMalloc:3,cudaStreamCreate:1,cuInit:1")
     assert cuda.Malloc(1)
     assert cuda.failing("Malloc", 1) == NO_MEMORY
     assert cuda.failing("Malloc", 1) == 999
     assert cuda.Malloc(1)
     assert cuda.failing("StreamCreate") == 999
+    assert cuda.driver.cuInit(0) == (cuda.driver.CUresult.CUDA_ERROR_UNKNOWN,)
 
 
 @pytest.mark.parametrize("wrong", ["cudaMaloc:1", "cudaMalloc", "cudaMalloc:x", "cudaMalloc:1:cudaErrorNone"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import itertools
 import os
 import threading
@@ -200,6 +201,10 @@ def _known(things: dict[int, T], handle: int) -> T:
 def _faults(text: str) -> dict[str, dict[int, cudaError_t]]:
     """Return the calls that are to fail: of each function, by their numbers. Raises ``ValueError``."""
     faults: dict[str, dict[int, cudaError_t]] = {}
+    if text:
+        # All functions have to be known, of whichever module this process uses the first.
+        for module in ("runtime", "driver"):
+            importlib.import_module(f"cuda.bindings.{module}")
     for fault in filter(None, text.split(",")):
         function, _, rest = fault.strip().partition(":")
         nth, _, error = rest.partition(":")
