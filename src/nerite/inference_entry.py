@@ -17,6 +17,7 @@ from nerite.core.errors import NeriteError, NotFound, NotLoaded, Unsupported
 from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import (
+    WRITTEN,
     Assignment,
     CancelReason,
     InferenceRequest,
@@ -29,7 +30,7 @@ from nerite.core.request import (
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.signature import Signature
-from nerite.core.tensor import ALIGNMENT, Buffer
+from nerite.core.tensor import ALIGNMENT, Buffer, DeviceBuffer
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
 from nerite.repository.load_waits import LoadWaits
@@ -197,7 +198,14 @@ class InferenceEntry(ABC, Generic[Version]):
         inputs = [regions.read(each, room) if isinstance(each, SharedMemoryInput) else each for each in data]
         request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
         places = {output.name: output.place for output in header.outputs if output.place}
-        request.places = {name: regions.output(place) for name, place in places.items()}
+        destinations = {name: regions.output(place) for name, place in places.items()}
+        on_device = {name: each for name, each in destinations.items() if isinstance(each, DeviceBuffer)}
+        request.places = {
+            name: WRITTEN if isinstance(each, DeviceBuffer) else each for name, each in destinations.items()
+        }
+        if on_device:
+            request.header = header.with_device_outputs(frozenset(on_device))
+            request.sink = regions.outputs(sink, on_device)
         request.regions = [each.region for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)]
         regions.use(request, request.regions)
         return request

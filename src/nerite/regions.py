@@ -1,10 +1,12 @@
-"""System shared memory regions that clients register, to pass input tensors and receive output tensors.
+"""Shared memory regions that clients register, to pass input tensors and receive output tensors.
 
-A region is never mapped. A client may truncate its file at any time, for example when it restarts with smaller tensors,
-and SIGBUS kills a process that accesses a mapping beyond the end of its file. So inputs are read from the file when a
-request arrives, which also gives the model a snapshot of that time, and outputs are written to the file; a file that is
-too short by then fails only one request. A region that is unregistered while requests use it stays open until the last
-of them is answered.
+A region of system shared memory is never mapped. A client may truncate its file at any time, for example when it
+restarts with smaller tensors, and SIGBUS kills a process that accesses a mapping beyond the end of its file. So inputs
+are read from the file when a request arrives, which also gives the model a snapshot of that time, and outputs are
+written to the file; a file that is too short by then fails only one request. Memory of a GPU stays valid while it is
+open here, whatever its client does: inputs are used where they are.
+
+A region that is unregistered while requests use it stays open until the last of them is answered.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import errno
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,8 +31,11 @@ from nerite.core.errors import (
     Unsupported,
 )
 from nerite.core.failures import system_error
-from nerite.core.request import InferenceRequest, SharedMemoryInput
-from nerite.core.tensor import Buffer
+from nerite.core.request import InferenceRequest, ReplySink, SharedMemoryInput
+from nerite.core.tensor import Buffer, DeviceBuffer, TensorData
+from nerite.devices.cuda import HANDLE_SIZE
+from nerite.devices.devices import ClientMemory, Devices
+from nerite.devices.region_outputs import RegionOutputs
 
 _DIRECTORY: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
@@ -54,6 +59,10 @@ class _File:
         os.close(self.descriptor)
 
 
+def _in_use(users: Iterable[InferenceRequest]) -> bool:
+    return not all(request.finished for request in users)
+
+
 class Region(NamedTuple):
     """A registered part of a shared memory file."""
 
@@ -70,7 +79,27 @@ class Region(NamedTuple):
     @property
     def in_use(self) -> bool:
         """Whether a request with a tensor in the region is unanswered."""
-        return not all(request.finished for request in self.users)
+        return _in_use(self.users)
+
+
+class CudaRegion(NamedTuple):
+    """Registered memory of a GPU."""
+
+    name: str
+    device: int
+    byte_size: int
+    memory: ClientMemory
+    users: weakref.WeakSet[InferenceRequest]
+    """As in ``Region``."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request with a tensor in the region is unanswered."""
+        return _in_use(self.users)
+
+    def part(self, place: SharedMemoryInput) -> DeviceBuffer:
+        """Return a part of it, whose bounds were checked."""
+        return DeviceBuffer(self.device, self.memory.address + place.offset, place.byte_size, self.memory)
 
 
 class OutputPlace:
@@ -102,10 +131,13 @@ class OutputPlace:
 class SharedMemoryRegions:
     """All registered regions, by name."""
 
-    def __init__(self, *, allowed: bool) -> None:
-        """``allowed``: clients may register regions."""
+    def __init__(self, *, allowed: bool, devices: Devices | None = None) -> None:
+        """``allowed``: clients may register regions. Without ``devices``, none on a GPU."""
         self._allowed = allowed
-        self._regions: dict[str, Region] = {}
+        self._devices = devices
+        self._regions: dict[str, Region | CudaRegion] = {}
+        self._opening: set[str] = set()
+        """Names of the regions on GPUs that are being opened."""
         self._numbers = itertools.count(1)
         self._unregistered: set[str] = set()
         """Regions that were unregistered while requests used them."""
@@ -115,8 +147,7 @@ class SharedMemoryRegions:
         """Register a part of the file ``key``. Raises Triton's errors."""
         self._check_allowed()
         self._remove_unused()
-        if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        self._check_new(name)
         if not key.strip("/"):
             raise InvalidArgument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
         if key.lstrip("/").startswith(_RESERVED):
@@ -138,7 +169,7 @@ class SharedMemoryRegions:
 
         Requests that use a region which is replaced keep it. A file that is gone is left out.
         """
-        before = {region.number: region for region in self._regions.values()}
+        before = {region.number: region for region in self._regions.values() if isinstance(region, Region)}
         self._regions = {}
         for number, name, key, offset, byte_size in registered:
             region = before.get(number)
@@ -151,8 +182,12 @@ class SharedMemoryRegions:
 
     def unregister(self, name: str) -> None:
         """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
+        self._unregister(name, Region)
+
+    def _unregister(self, name: str, kind: type[Region | CudaRegion]) -> None:
         self._check_allowed()
-        self._unregistered.update(self._regions if not name else self._regions.keys() & {name})
+        found = (each for each in self._regions.values() if isinstance(each, kind))
+        self._unregistered.update(each.name for each in found if not name or each.name == name)
         self._remove_unused()
 
     def _remove_unused(self) -> None:
@@ -172,16 +207,32 @@ class SharedMemoryRegions:
 
     def listed(self, name: str) -> list[Region]:
         """Return a region, or all regions for an empty name. Raises ``NotFound``."""
+        found = self._listed(name, "system")
+        return [each for each in found if isinstance(each, Region)]
+
+    def _listed(self, name: str, kind: str) -> list[Region | CudaRegion]:
         self._remove_unused()
         if not name:
             return [self._regions[each] for each in sorted(self._regions)]
-        if name not in self._regions:
-            raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [self._regions[name]]
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
+        is_system = isinstance(region, Region)
+        if is_system is not (kind == "system"):
+            kinds = ("system", "CUDA") if is_system else ("CUDA", "system")
+            raise NotFound(
+                f"The region named '{name}' is registered as {kinds[0]} shared memory, not {kinds[1]} shared memory"
+            )
+        return [region]
 
-    def read(self, place: SharedMemoryInput, room: Room) -> memoryview:
-        """Read an input now, into memory from ``room`` if that has some. Raises ``NeriteError``."""
+    def read(self, place: SharedMemoryInput, room: Room) -> TensorData:
+        """Read an input now, into memory from ``room`` if that has some; on a GPU, return where it is.
+
+        Raises ``NeriteError``.
+        """
         region = self._region_of(place)
+        if isinstance(region, CudaRegion):
+            return region.part(place)
         size = place.byte_size
         memory = room(size) or self._copies.room(size)
         at, rest = region.offset + place.offset, memory
@@ -202,11 +253,19 @@ class SharedMemoryRegions:
             if name in self._regions:
                 self._regions[name].users.add(request)
 
-    def output(self, place: SharedMemoryInput) -> OutputPlace:
+    def output(self, place: SharedMemoryInput) -> OutputPlace | DeviceBuffer:
         """Return the destination of an output. Raises Triton's errors."""
-        return OutputPlace(self._region_of(place), place.offset, place.byte_size)
+        region = self._region_of(place)
+        if isinstance(region, CudaRegion):
+            return region.part(place)
+        return OutputPlace(region, place.offset, place.byte_size)
 
-    def _region_of(self, place: SharedMemoryInput) -> Region:
+    def outputs(self, sink: ReplySink, places: Mapping[str, DeviceBuffer]) -> RegionOutputs:
+        """Return a sink that writes outputs to regions on GPUs, and then passes the response on."""
+        assert self._devices is not None
+        return RegionOutputs(sink, self._devices, places)
+
+    def _region_of(self, place: SharedMemoryInput) -> Region | CudaRegion:
         """Return the region of ``place`` after checking its bounds. Raises Triton's errors."""
         if self._unregistered:
             self._remove_unused()
@@ -219,24 +278,47 @@ class SharedMemoryRegions:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{place.region}'")
         return region
 
-    # CUDA shared memory is not supported: same responses as a Triton built without GPUs.
+    # CUDA shared memory. Without GPUs: the same responses as of a Triton that was built without them.
 
-    def register_cuda(self, name: str) -> None:
-        """Raise ``Unsupported``."""
+    async def register_cuda(self, name: str, handle: bytes, device: int, byte_size: int) -> None:
+        """Register memory of a GPU that a client has exported as ``handle``. Raises Triton's errors."""
         self._check_allowed()
-        raise Unsupported(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        self._remove_unused()
+        devices = self._devices
+        if devices is None or not devices.usable:
+            raise Unsupported(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        self._check_new(name)
+        if len(handle) != HANDLE_SIZE:
+            raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+        self._opening.add(name)
+        try:
+            memory = await devices.open_client_memory(device, handle)
+        except NeriteError as error:
+            raise InvalidArgument(f"failed to register shared memory region '{name}': {error.message}") from None
+        finally:
+            self._opening.discard(name)
+        if not 0 < byte_size <= memory.size:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args\n    The allocation has {memory.size} "
+                f"bytes, but {byte_size} bytes were requested."
+            )
+        self._regions[name] = CudaRegion(name, device, byte_size, memory, weakref.WeakSet())
 
     def unregister_cuda(self, name: str) -> None:
-        """Do nothing, as for any unknown region."""
-        self._check_allowed()
+        """Remove a region on a GPU, as ``unregister`` does."""
+        self._unregister(name, CudaRegion)
 
-    def check_cuda(self, name: str) -> None:
-        """Raise ``NotFound`` for any name. An empty name means all regions, and CUDA has none."""
-        self._remove_unused()
-        if name in self._regions:
-            raise NotFound(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
-        if name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+    def listed_cuda(self, name: str) -> list[CudaRegion]:
+        """Return a region on a GPU, or all of them for an empty name. Raises ``NotFound``."""
+        return [each for each in self._listed(name, "cuda") if isinstance(each, CudaRegion)]
+
+    def is_cuda(self, name: str) -> bool:
+        """Return whether a region is on a GPU."""
+        return isinstance(self._regions.get(name), CudaRegion)
+
+    def _check_new(self, name: str) -> None:
+        if name in self._regions or name in self._opening:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
 
     def _check_allowed(self) -> None:
         if not self._allowed:

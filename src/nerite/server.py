@@ -24,6 +24,7 @@ from nerite.core.request import Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.text import MAX_VALUE
+from nerite.devices.devices import Devices
 from nerite.dispatch.interface import ServerEntry
 from nerite.inference_entry import InferenceEntry, refusal_of
 from nerite.instances.instance import all_ready
@@ -81,14 +82,17 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         helpers: HelperPool | None = None,
         routes: RouteTable | None = None,
         ledger: Ledger | None = None,
+        devices: Devices | None = None,
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
-        regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory)
+        regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory, devices=devices)
         waits = LoadWaits(options.repository.demand_wait_seconds, options.repository.demand_max_waiting)
         super().__init__(regions, helpers, RouteTable() if routes is None else routes, waits, owns_routes=True)
         self.routes.on_changed = self._routes_changed
         self._shadows = RunningShadows(self.routes, self._running)
         self._options = options
+        self.devices = devices
+        """The GPUs; None without any."""
         self._cache = cache
         self._tenant_admission = tenant_admission
         self._ledger = ledger

@@ -22,6 +22,7 @@ from nerite.config.watched_file import watch_files
 from nerite.core.background import BackgroundWork
 from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
+from nerite.devices.devices import Devices
 from nerite.dispatch.busy_poll import limit_of
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import ModelInstance
@@ -88,6 +89,7 @@ class ServerComponents:
         self._foreign_segments: ForeignSegments
         self._helpers: HelperPool
         self._gpu_metrics: GpuMetrics | None = None
+        self._devices: Devices | None = None
         self.maker: VersionMaker
         self.ports: ServerPorts
         self._fronts: FrontPool | None = None
@@ -120,13 +122,18 @@ class ServerComponents:
         found = gpus.of_this_machine(library, os.environ, device.min_compute_capability)
         placement = GpuPlacement(library, found, device.min_compute_capability, device.load_gpu_limits)
         self._gpu_metrics = start_gpu_metrics(library, found, options.metrics, os.environ)
+        if found:
+            numbers = [gpu.number for gpu in found]
+            self._devices = Devices(numbers, loop, device.pinned_pool_bytes, device.cuda_pool_bytes)
         front_count = options.front_processes
         if front_count == AUTO:
             front_count = automatic_fronts(os.cpu_count() or 1)
         routes = RouteTable()
         manager = partial(self._create_manager, loop, front_count, placement, routes)
         tenants = self.tenant_admission
-        server = InferenceServer(options, manager, self._cache, tenants, self._helpers, routes, self._ledger)
+        server = InferenceServer(
+            options, manager, self._cache, tenants, self._helpers, routes, self._ledger, self._devices
+        )
         if options.repository.control_mode in ("explicit", "demand"):
             server.load_on_demand(self._on_demand(server, MemoryGauge(library, found), [gpu.number for gpu in found]))
         router_keys = self._key_files.get(options.router_key_file)
@@ -168,6 +175,7 @@ class ServerComponents:
             self._cache,
             options.metrics,
             self._ledger,
+            self._devices,
         )
         launcher = Launcher(server_context)
         self.maker = VersionMaker(options.repository, options.settings_of, launcher, self.loader, loading, placement)
@@ -251,6 +259,8 @@ class ServerComponents:
             self._gpu_metrics.close()
         self._helpers.close()
         self._fork_server.close()
+        if self._devices is not None:
+            self._devices.close()
         self.loader.shutdown(wait=False, cancel_futures=True)
         environments.stop_installer()
 

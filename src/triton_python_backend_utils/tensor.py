@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
@@ -10,101 +9,47 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nerite.core import tensor as dtypes
-from nerite.core.tensor import Buffer, DataType, TensorSpec, buffer_of, encode_bytes, to_array
+from nerite.core.tensor import DataType, DeviceBuffer, TensorData, TensorSpec, buffer_of, encode_bytes, to_array
+from nerite.devices import dlpack, exchange
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import Mismatch, Text
 from triton_python_backend_utils.errors import TritonModelException, incompatible, incompatible_call
 
-# Exchange of tensors with other libraries as DLPack capsules.
-#
-# numpy does the work, except for two gaps: its error texts differ from Triton's, and it has no BF16. A BF16 tensor
-# passes through numpy as UINT16: only the type code in the capsule differs, so it is changed on import and on export.
-
-CPU = 1
-_CUDA = 2
-_PINNED = 3
-_UNSIGNED = 1
-_BFLOAT = 4
+# Exchange of tensors with other libraries: zero-copy, on the host and on GPUs.
 
 
-class DlTensor(ctypes.Structure):
-    """``DLTensor``, the beginning of the structure that a capsule points to."""
+def take(name: str, source: object) -> Tensor:
+    """Import ``source``, a capsule or an object that provides one, without a copy.
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _OnHost:
-    """Wraps a capsule in the interface that ``numpy.from_dlpack`` requires."""
-
-    def __init__(self, capsule: object) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **_: object) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU, 0
-
-
-def dl_tensor(capsule: object) -> DlTensor:
-    """Return the structure that ``capsule`` points to, valid as long as the capsule lives."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype = ctypes.c_void_p
-    get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    try:
-        address = get_pointer(capsule, b"dltensor")
-    except ValueError:
-        raise TritonModelException("The DLPack capsule was used before. A capsule can be used only once.") from None
-    return ctypes.cast(address, ctypes.POINTER(DlTensor)).contents
-
-
-def _is_capsule(source: object) -> bool:
-    return type(source).__name__ == "PyCapsule"
-
-
-def take(source: object) -> tuple[DataType, NDArray[Any]]:
-    """Import ``source``, a capsule or an object that provides one; zero-copy if it is in host memory.
-
-    Returns data type and array; BF16 as an array of 16-bit words. Raises ``TritonModelException`` with Triton's text if
-    it is not supported.
+    A tensor on a GPU is copied to the host where this process cannot use GPUs itself: without ``cuda-bindings``, with
+    the help of the library that made it. Raises ``TritonModelException`` with Triton's text if it is not supported.
     """
-    if _is_capsule(source):
-        capsule = source
-    elif hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
-        if source.__dlpack_device__()[0] == _CUDA and hasattr(source, "cpu"):
-            source = source.cpu()  # torch
-        _check_device(source.__dlpack_device__()[0])
-        capsule = source.__dlpack__(stream=None)
-    else:
-        raise TritonModelException(
-            "Provided tensor is not supported. Tensor must be a DLPack capsule         or have `__dlpack__` and "
-            "`__dlpack_device__` attributes"
-        )
-    tensor = dl_tensor(capsule)
-    if tensor.device_type == _CUDA and "torch" in sys.modules:
-        capsule = sys.modules["torch"].utils.dlpack.from_dlpack(capsule).cpu().__dlpack__()
-        tensor = dl_tensor(capsule)
-    _check_device(tensor.device_type)
-    datatype = _datatype(tensor)
-    if datatype is dtypes.BF16:
-        tensor.code = _UNSIGNED
-    array = np.from_dlpack(_OnHost(capsule))
-    if not array.flags.c_contiguous:
-        raise TritonModelException(
-            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
-        )
-    return datatype, array
+    try:
+        if dlpack.is_capsule(source):
+            capsule = source
+        elif hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+            if source.__dlpack_device__()[0] == dlpack.CUDA and hasattr(source, "cpu") and not exchange.available():
+                source = source.cpu()  # torch
+            _check_device(source.__dlpack_device__()[0])
+            capsule = source.__dlpack__(stream=None)
+        else:
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule         or have `__dlpack__` and "
+                "`__dlpack_device__` attributes"
+            )
+        device_type = dlpack.dl_tensor(capsule).device_type
+        if device_type == dlpack.CUDA and exchange.available():
+            return ReceivedTensor(*dlpack.take_from_device(name, capsule))
+        if device_type == dlpack.CUDA and "torch" in sys.modules:
+            capsule = sys.modules["torch"].utils.dlpack.from_dlpack(capsule).cpu().__dlpack__()
+            device_type = dlpack.dl_tensor(capsule).device_type
+        _check_device(device_type)
+        datatype, array = dlpack.take_from_host(capsule)
+    except dlpack.DlpackError as error:
+        raise TritonModelException(str(error)) from None
+    if datatype is not dtypes.BF16:
+        return Tensor(name, array)
+    return ReceivedTensor(TensorSpec(name, datatype, array.shape), buffer_of(array, datatype))
 
 
 def give(datatype: DataType, array: NDArray[Any]) -> object:
@@ -114,36 +59,17 @@ def give(datatype: DataType, array: NDArray[Any]) -> object:
     """
     if datatype is dtypes.BYTES:
         raise TritonModelException("DLPack does not have support for string tensors.")
-    if not array.flags.writeable:
-        array = array.copy()  # a capsule cannot mark its memory as read-only
-    capsule = array.__dlpack__()
-    if datatype is dtypes.BF16:
-        dl_tensor(capsule).code = _BFLOAT
-    return capsule
+    return dlpack.give_from_host(datatype, array)
 
 
 def _check_device(device_type: int) -> None:
-    if device_type == _CUDA:
+    if device_type == dlpack.CUDA and not exchange.available():
         raise TritonModelException(
             "DLPack capsule passed pointer to memory allocated on GPU device,           when GPU is not available. "
             "Move the tensor to the host first: tensor.cpu()"
         )
-    if device_type not in (CPU, _PINNED):
+    if device_type not in (dlpack.CPU, dlpack.CUDA, dlpack.PINNED):
         raise TritonModelException(f"DLDevice type {device_type} is not support by Python backend.")
-
-
-_KINDS = {0: "INT", 1: "UINT", 2: "FP", _BFLOAT: "BF"}
-_BOOL = 6
-
-
-def _datatype(tensor: DlTensor) -> DataType:
-    name = "BOOL" if tensor.code == _BOOL else f"{_KINDS.get(tensor.code)}{tensor.bits}"
-    datatype = dtypes.BY_NAME.get(name)
-    if datatype is None or tensor.lanes != 1:
-        raise TritonModelException(
-            f'DType code "{tensor.code}" with {tensor.bits} bits and {tensor.lanes} lanes is not supported.'
-        )
-    return datatype
 
 
 _ndarray = np.ndarray
@@ -179,7 +105,7 @@ class Tensor:
         self._datatype = datatype
         self._shape: tuple[int, ...] = numpy_array.shape
         self._array: NDArray[Any] | None = numpy_array
-        self._buffer: Buffer | None = encode_bytes(numpy_array) if datatype is _BYTES else None
+        self._buffer: TensorData | None = encode_bytes(numpy_array) if datatype is _BYTES else None
 
     def name(self) -> str:
         """Return the tensor's name."""
@@ -202,8 +128,8 @@ class Tensor:
         return list(self._shape)
 
     def is_cpu(self) -> bool:
-        """Return True: this server keeps all tensors in host memory."""
-        return True
+        """Return whether the tensor is in host memory, and not on a GPU."""
+        return not isinstance(self._buffer, DeviceBuffer)
 
     def to_dlpack(self) -> object:
         """Return a DLPack capsule that shares the tensor's memory. Raises ``TritonModelException`` for BYTES."""
@@ -213,7 +139,7 @@ class Tensor:
     def from_dlpack(name: Text, tensor: object, /) -> Tensor:
         """Return a tensor that shares the memory of a DLPack capsule, or of an object that provides one.
 
-        Raises ``TritonModelException`` for memory that is not contiguous or not host memory.
+        Raises ``TritonModelException`` for memory that is not contiguous, or neither on the host nor on a GPU.
         """
         try:
             name = arguments.text("The name of a tensor", name)
@@ -222,26 +148,23 @@ class Tensor:
             raise incompatible_call("from_dlpack", signature, mismatch, name, tensor) from None
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        datatype, array = take(tensor)
-        if datatype is not dtypes.BF16:
-            return Tensor(name, array)
-        return ReceivedTensor(TensorSpec(name, datatype, array.shape), buffer_of(array, datatype))
+        return take(name, tensor)
 
     def __dlpack__(self, *, stream: object = None, **_: object) -> object:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU, 0
+        return (dlpack.CUDA, buffer.device) if isinstance(buffer := self._buffer, DeviceBuffer) else (dlpack.CPU, 0)
 
 
 class ReceivedTensor(Tensor):
-    """Tensor on a buffer in wire format. The array is created lazily and is writable if the buffer is."""
+    """Tensor on a buffer in wire format, or in GPU memory. An array is created lazily; writable if the buffer is."""
 
     __slots__ = ("_spec",)
 
-    _buffer: Buffer
+    _buffer: TensorData
 
-    def __init__(self, spec: TensorSpec, buffer: Buffer) -> None:
+    def __init__(self, spec: TensorSpec, buffer: TensorData) -> None:
         self._spec = spec
         self._name = spec.name
         self._datatype = spec.datatype
@@ -250,22 +173,31 @@ class ReceivedTensor(Tensor):
         self._array = None
 
     def as_numpy(self) -> NDArray[Any]:
-        """Return the tensor as an array, a view on the buffer."""
+        """Return the tensor as an array, a view on the buffer. Raises ``TritonModelException`` if it is on a GPU."""
         array = self._array
         if array is None:
+            buffer = self._buffer
+            if isinstance(buffer, DeviceBuffer):
+                raise TritonModelException(
+                    "Tensor is stored in GPU and cannot be converted to NumPy. Use to_dlpack(), or remove "
+                    "FORCE_CPU_ONLY_INPUT_TENSORS from the parameters of the model"
+                )
             if self._datatype is dtypes.BF16:
                 raise TritonModelException(
                     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
                 )
-            array = self._array = to_array(self._spec, self._buffer)
+            array = self._array = to_array(self._spec, buffer)
         return array
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule that shares the buffer; supports BF16."""
-        return give(self._datatype, to_array(self._spec, self._buffer))
+        """Return a DLPack capsule that shares the buffer, where it is; supports BF16."""
+        buffer = self._buffer
+        if isinstance(buffer, DeviceBuffer):
+            return dlpack.give_from_device(self._datatype, self._shape, buffer, (dlpack.CUDA, buffer.device))
+        return give(self._datatype, to_array(self._spec, buffer))
 
 
-def wire_form(tensor: Tensor) -> Buffer:
+def wire_form(tensor: Tensor) -> TensorData:
     """Return the bytes of ``tensor``: a view on its memory, or a copy if that is cheaper than a view."""
     buffer = tensor._buffer
     if buffer is None:

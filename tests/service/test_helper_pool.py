@@ -16,10 +16,11 @@ import pytest
 
 from nerite.backends.interface import InstanceContext
 from nerite.core.errors import Internal, NeriteError, Overloaded
+from nerite.core.tensor import address_of
 from nerite.workers import helper_pool
 from nerite.workers.helper_pool import HelperCall, HelperPool, HelperTimeout
 from nerite.workers.host.fork_server import ForkServer
-from nerite.workers.ipc.shared_memory import ForeignSegments, address_of
+from nerite.workers.ipc.shared_memory import ForeignSegments
 from process_family import name_of, processes_of
 from serving import eventually
 

@@ -54,6 +54,7 @@ ROOMS: Final = (
     "llm",
     "frameworks",
     "backends",
+    "devices",
     "observability",
     "artifacts",
     "cluster",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,9 +207,13 @@ MISTAKES: dict[str, tuple[Callable[[SharedMemoryRegions], object], type[NeriteEr
         InvalidArgument,
         "Invalid offset + byte size for",
     ),
-    "CUDA": (lambda of: of.register_cuda("r"), Unsupported, "failed to register CUDA shared memory region: 'r', GPUs"),
-    "CUDA listed": (lambda of: of.check_cuda("r"), NotFound, "Unable to find cuda shared memory region: 'r'"),
-    "CUDA of the system": (lambda of: of.check_cuda("known"), NotFound, "The region named 'known' is registered as"),
+    "CUDA": (
+        lambda of: asyncio.run(of.register_cuda("r", bytes(64), 0, 4)),
+        Unsupported,
+        "failed to register CUDA shared memory region: 'r', GPUs",
+    ),
+    "CUDA listed": (lambda of: of.listed_cuda("r"), NotFound, "Unable to find cuda shared memory region: 'r'"),
+    "CUDA of the system": (lambda of: of.listed_cuda("known"), NotFound, "The region named 'known' is registered as"),
 }
 
 
@@ -234,9 +239,11 @@ def test_a_link_is_not_followed(regions: SharedMemoryRegions, tmp_path: Path) ->
 
 @pytest.mark.parametrize("call", ["register", "unregister", "register_cuda", "unregister_cuda"])
 def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
-    arguments = ("r", KEY, 0, 1) if call == "register" else ("r",)
+    arguments = {"register": ("r", KEY, 0, 1), "register_cuda": ("r", bytes(64), 0, 1)}.get(call, ("r",))
     with pytest.raises(Unsupported, match="Start the server with '--allow-client-shm=true' to enable"):
-        getattr(SharedMemoryRegions(allowed=False), call)(*arguments)
+        answer = getattr(SharedMemoryRegions(allowed=False), call)(*arguments)
+        if answer is not None:
+            asyncio.run(answer)
     assert SharedMemoryRegions(allowed=False).listed("") == []
 
 

@@ -350,7 +350,7 @@ class SharedResponse(KeyedResponse, ExecutionObserver):
 
     def _take(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
         # Copy the data: its memory will be reused.
-        kept = InferenceResponse(response.header, [bytes(each) for each in response.data], response.error)
+        kept = InferenceResponse(response.header, [bytes(each) for each in response.buffers], response.error)
         before = self._responses[-1].response.header if self._responses else None
         self._responses.append(RecordedResponse(kept, final))
         self._idempotency.said(self, _size_of(kept, before))

@@ -63,15 +63,18 @@ class CacheKeys:
         self._known.clear()
 
     def of(self, request: InferenceRequest) -> bytes:
-        """Return the key of a request; empty if its caller is ``MIXED`` and tenants do not share answers."""
+        """Return the key of a request; empty if its caller is ``MIXED`` and tenants do not share answers.
+
+        Also empty if an input is, or an output may be, on a GPU.
+        """
         header = request.header
         caller = None if self._shared else header.caller
-        if caller is MIXED:
+        if caller is MIXED or header.device_outputs or request.on_device:
             return b""
         header_hash, order = self._known.get(header) or self._begin(header)
         digest = header_hash.copy()
         digest.update(b"0:" if caller is None else b"%d:%b" % (len(tenant := caller.tenant.encode()), tenant))
-        data = request.data
+        data = request.buffers
         for place in order:
             digest.update(data[place])
         return digest.digest()

@@ -73,7 +73,7 @@ class LocalCache:
             self.evictions += 1
         self.used += takes
         # Copy: the response's tensors are views of memory that is going to be reused or that a model may change.
-        self._entries[key] = InferenceResponse(header, tuple(map(bytes, response.data)))
+        self._entries[key] = InferenceResponse(header, tuple(map(bytes, response.buffers)))
         self.insertions.add(monotonic_ns() - began)
 
     def _reference_header(self, header: ResponseHeader) -> None:

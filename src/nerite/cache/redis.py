@@ -58,7 +58,7 @@ class EntryCodec:
         assert response.header is not None
         document = {**headers.header_to_json(response.header), "sizes": [len(part) for part in response.data]}
         header = json.dumps(document).encode()
-        body = b"".join((header, *response.data))
+        body = b"".join((header, *response.buffers))
         return _HEAD.pack(MAGIC, key, zlib.crc32(body), len(header)) + body
 
     def read(self, key: bytes, entry: bytes) -> InferenceResponse:

@@ -211,3 +211,31 @@ class ForwardingSink(ExecutionObserver):
     def context_of(self, request: InferenceRequest) -> TraceContext | None:
         """Return the context that the wrapped sink reports."""
         return self._sink.context_of(request) if isinstance(self._sink, ExecutionObserver) else None
+
+
+class CallerSink(ForwardingSink):
+    """A sink directly in front of the one of a client, of whose properties traces read."""
+
+    __slots__ = ()
+
+    @property
+    def protocol(self) -> str:
+        """Protocol of the client; empty for requests that no client sent."""
+        found: str = getattr(self._sink, "protocol", "")
+        return found
+
+    @property
+    def began_ns(self) -> int:
+        """Arrival of the first bytes of a request that came in several pieces; else 0."""
+        found: int = getattr(self._sink, "began_ns", 0)
+        return found
+
+    @property
+    def outer_span(self) -> TraceContext | None:
+        """The client's span that the request belongs under."""
+        return getattr(self._sink, "outer_span", None)
+
+    def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
+        """Return the attributes that the client's sink adds to a span."""
+        told = getattr(self._sink, "span_attributes", None)
+        return {} if told is None else told(request)

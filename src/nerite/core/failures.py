@@ -22,8 +22,8 @@ from nerite.core.errors import Internal
 from nerite.core.text import cut, quoted_text
 
 Where: TypeAlias = Literal[
-    "admission", "audit", "bls", "cache", "cancel", "channel", "dispatcher", "ensemble", "grpc", "helper", "http",
-    "loop", "openai", "reply", "router",
+    "admission", "audit", "bls", "cache", "cancel", "channel", "device", "dispatcher", "ensemble", "grpc", "helper",
+    "http", "loop", "openai", "reply", "router",
 ]  # fmt: skip
 """Component that caught an exception: the label of the metric. "loop" catches everything that no other one caught."""
 _log = logging.getLogger("nerite.internal")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import EVERY_OUTPUT, Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -31,6 +31,7 @@ def header_to_json(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
         "sequence": [header.sequence_id, header.sequence_start, header.sequence_end],
         "batch_size": header.batch_size,
         "tenant": None if header.caller is None else header.caller.tenant,
+        "device_outputs": sorted(header.device_outputs),
     }
 
 
@@ -38,6 +39,7 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
     """Return the request header that ``header_to_json`` was given."""
     sequence_id, start, end = value["sequence"]
     tenant = value["tenant"]
+    every = value["device_outputs"] == [*EVERY_OUTPUT]
     header = RequestHeader(
         value["model"],
         value["version"],
@@ -50,6 +52,7 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
         sequence_start=start,
         sequence_end=end,
         caller=None if tenant is None else Caller(tenant),
+        device_outputs=EVERY_OUTPUT if every else frozenset(value["device_outputs"]),
     )
     header.batch_size = value["batch_size"]
     return header

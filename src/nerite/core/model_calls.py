@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.core.request import InferenceRequest, ReplySink, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData
 
 
 class BlsCall(Protocol):
@@ -41,7 +41,7 @@ class ServerApi(Protocol):
     def call(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         name: str,
         parent: InferenceRequest | None,
         *,
@@ -69,7 +69,7 @@ class _NoServer:
     def call(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         name: str,
         parent: InferenceRequest | None,
         *,
@@ -113,7 +113,7 @@ class ChildRequest(InferenceRequest):
         self,
         parent: InferenceRequest,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         sink: ReplySink,
         arrived_ns: int,
         id: str = "",
@@ -138,7 +138,7 @@ class CallRequest(ChildRequest):
         self,
         parent: InferenceRequest,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         sink: ReplySink,
         arrived_ns: int,
         id: str = "",

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import copy
 import enum
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from nerite.core.byte_budget import Memo
 from nerite.core.errors import InvalidArgument
 from nerite.core.failures import Where, report
+from nerite.core.tensor import DeviceBuffer
 
 if TYPE_CHECKING:
     from nerite.core.errors import NeriteError
     from nerite.core.response import InferenceResponse, Parameter, ResponseHeader
-    from nerite.core.tensor import Buffer, TensorSpec
+    from nerite.core.tensor import Buffer, TensorData, TensorSpec
 
 MAX_CORRELATION_ID = 128
 """UTF-8 bytes of a correlation id that is text: Triton documents characters, but counts bytes."""
@@ -111,6 +113,10 @@ class RequestRoute(NamedTuple):
     version: ServedVersion
 
 
+EVERY_OUTPUT: Final = frozenset({"*"})
+"""Names of ``device_outputs``: all outputs, whatever their names."""
+
+
 class RequestHeader:
     """Everything in a request except its id and tensor bytes. Immutable apart from its memos.
 
@@ -119,6 +125,7 @@ class RequestHeader:
     """
 
     __slots__ = (
+        "_variant",
         "assignment",
         "base64_by_default",
         "batch_key",
@@ -127,6 +134,7 @@ class RequestHeader:
         "call",
         "caller",
         "classifies",
+        "device_outputs",
         "empty_final",
         "idempotency_key",
         "inputs",
@@ -171,6 +179,7 @@ class RequestHeader:
         idempotency_key: IdempotencyKey | None = None,
         sticky_fields: Mapping[str, str] | None = None,
         assignment: Assignment | None = None,
+        device_outputs: frozenset[str] = frozenset(),
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -198,6 +207,8 @@ class RequestHeader:
         """gRPC streams: send the final response of a decoupled model even if it has no outputs."""
         self.shared = shared or any(output.place for output in outputs)
         """Some inputs (the parameter ``shared``) or outputs are in shared memory."""
+        self.device_outputs = device_outputs
+        """Outputs that may be answered in the memory of a GPU. Clients get them on the host."""
         self.caller = caller
         """Identity of the client for admission control; None if no policy is in force."""
         self.idempotency_key = idempotency_key
@@ -215,6 +226,8 @@ class RequestHeader:
         """What the backend has derived from the header."""
         self.replies: Memo[ResponseHeader, Any] = Memo()
         """Encoded heads of responses."""
+        self._variant: RequestHeader | None = None
+        """The last one that ``with_device_outputs`` returned."""
 
     def changed(self, **values: Any) -> RequestHeader:
         """Return a copy with the attributes in ``values`` replaced, which keeps route and memos.
@@ -225,6 +238,17 @@ class RequestHeader:
         for name, value in values.items():
             setattr(other, name, value)
         return other
+
+    def takes_on_device(self, output: str) -> bool:
+        """Return whether an output may be answered in the memory of a GPU."""
+        return output in self.device_outputs or self.device_outputs is EVERY_OUTPUT
+
+    def with_device_outputs(self, names: frozenset[str]) -> RequestHeader:
+        """Return a header that differs in these outputs, which may be answered in the memory of a GPU."""
+        variant = self._variant
+        if variant is None or variant.device_outputs != names:
+            variant = self._variant = self.changed(device_outputs=names)
+        return variant
 
     def readdressed(self, model: str, version: str, assignment: Assignment | None) -> RequestHeader:
         """Return a copy for another model or version, without memos."""
@@ -263,6 +287,7 @@ class RequestHeader:
             self.caller,
             self.idempotency_key,
             tuple(self.sticky_fields.items()) if self.sticky_fields else None,
+            self.device_outputs,
         )
 
 
@@ -331,7 +356,7 @@ class InferenceRequest:
     """Nobody waits for the answer: no quota counts it, and a queue that is not empty need not take it."""
 
     def __init__(
-        self, header: RequestHeader, data: Sequence[Buffer], sink: ReplySink, arrived_ns: int, id: str = ""
+        self, header: RequestHeader, data: Sequence[TensorData], sink: ReplySink, arrived_ns: int, id: str = ""
     ) -> None:
         self.header = header
         self.data = data
@@ -364,10 +389,10 @@ class InferenceRequest:
         try:
             self.sink.respond(self, response, final)
         except Exception as error:
-            self._sink_failed(error, response)
+            self.sink_failed(error, response)
 
-    def _sink_failed(self, error: Exception, response: InferenceResponse) -> None:
-        """End the request after its sink raised on ``response``."""
+    def sink_failed(self, error: Exception, response: InferenceResponse) -> None:
+        """End the request after its sink raised on ``response``. Never raises."""
         failure = self._report("reply", error)
         if not self.finished:
             self.cancel()
@@ -407,6 +432,16 @@ class InferenceRequest:
         return self.cancelled
 
     @property
+    def on_device(self) -> bool:
+        """Whether an input is in the memory of a GPU."""
+        return any(isinstance(each, DeviceBuffer) for each in self.data)
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """The data of a request that has none on a GPU: one to a version that takes none there."""
+        return cast("Sequence[Buffer]", self.data)
+
+    @property
     def origin(self) -> InferenceRequest:
         """The request as its caller created it; differs from ``self`` for wrappers."""
         return self
@@ -424,6 +459,18 @@ class OutputDestination(Protocol):
 
     def write(self, data: Buffer) -> None:
         """Write ``data``, of at most ``size`` bytes. Raises ``NeriteError`` if that is no longer possible."""
+
+
+class _Written:
+    """Destination of an output that is there already."""
+
+    size = sys.maxsize
+
+    def write(self, data: Buffer) -> None:
+        """Do nothing."""
+
+
+WRITTEN: Final = _Written()
 
 
 class SharedMemoryRequest(InferenceRequest):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 if TYPE_CHECKING:
     from nerite.core.errors import NeriteError
-    from nerite.core.tensor import Buffer, TensorSpec
+    from nerite.core.tensor import Buffer, TensorData, TensorSpec
 
 Parameter: TypeAlias = bool | int | float | str
 """The value of a request or response parameter."""
@@ -51,12 +51,17 @@ class InferenceResponse:
     def __init__(
         self,
         header: ResponseHeader | None,
-        data: Sequence[Buffer] = (),
+        data: Sequence[TensorData] = (),
         error: NeriteError | None = None,
     ) -> None:
         self.header = header
         self.data = data
         self.error = error
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """The data of a response that has none on a GPU: one to a request that does not want outputs there."""
+        return cast("Sequence[Buffer]", self.data)
 
     @property
     def empty(self) -> bool:

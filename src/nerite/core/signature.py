@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader, with_request_id
-from nerite.core.tensor import Buffer, DataType, TensorSpec, WrongElementCount
+from nerite.core.tensor import Buffer, DataType, DeviceBuffer, TensorSpec, WrongElementCount
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -223,8 +223,8 @@ class Signature:
                         ),
                         request.id,
                     )
-            elif (error := self._check_strings(spec, data, request)) is not None:
-                return error
+            elif not isinstance(data, DeviceBuffer) and (error := self._check_strings(spec, data, request)) is not None:
+                return error  # strings on a GPU are checked when they have been copied to the host
         return None
 
     def _check_strings(self, spec: TensorSpec, data: Buffer, request: InferenceRequest) -> NeriteError | None:

@@ -77,6 +77,33 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = NDArray[Any]
 
 
+class DeviceBuffer:
+    """Bytes of a tensor in the memory of a GPU: allocated as long as something refers to this object.
+
+    The bytes are complete: whatever computed them has been waited for.
+    """
+
+    __slots__ = ("__weakref__", "address", "device", "owner", "size")
+
+    def __init__(self, device: int, address: int, size: int, owner: object) -> None:
+        """``device`` is the GPU's number in this process. ``owner`` keeps the memory allocated."""
+        self.device = device
+        self.address = address
+        self.size = size
+        self.owner = owner
+
+    def __len__(self) -> int:
+        return self.size
+
+    def part(self, start: int, size: int) -> DeviceBuffer:
+        """Return ``size`` of its bytes from ``start`` on."""
+        return DeviceBuffer(self.device, self.address + start, size, self.owner)
+
+
+TensorData: TypeAlias = Buffer | DeviceBuffer
+"""Data of a tensor in wire format, on the host or on a GPU."""
+
+
 class WrongElementCount(bytes):
     """Wire format of a BYTES tensor that is known to have more or fewer elements than its shape implies."""
 
@@ -107,6 +134,16 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         return f"TensorSpec({self.name!r}, {self.datatype.name}, {list(self.shape)})"
+
+
+def read_only(data: TensorData) -> TensorData:
+    """Return a view that does not allow to write. On a GPU, where no view can forbid it, the data itself."""
+    return data if isinstance(data, DeviceBuffer) else memoryview(data).toreadonly()
+
+
+def address_of(data: Buffer) -> int:
+    """Return the address of bytes on the host."""
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 def to_array(spec: TensorSpec, data: Buffer) -> Array:

@@ -189,7 +189,7 @@ class SequenceStates:
             split = self._worked_out(header, returned)
             # The header, the caller's header with what transports cache in it, and the states.
             SEQUENCES.put(self._splits, (header, returned), split, 4 * headers.response_header_bytes(header))
-        data = response.data
+        data = response.buffers
         kept = [old if at is None else _held(data[at]) for at, old in zip(split.states, before.data, strict=True)]
         specs = tuple([new or old for new, old in zip(split.specs, before.form.specs, strict=True)])
         if split.header is None:
@@ -302,7 +302,7 @@ class SequenceInputs:
         The header and data of a request that is to run again must be restored first.
         """
         # A model that works in place must not find its own changes when it gets a request again.
-        own = (memoryview(each).toreadonly() for each in request.data) if self._iterative else request.data
+        own = (memoryview(each).toreadonly() for each in request.buffers) if self._iterative else request.buffers
         data = [*own, *self._controls.data(start, end, True, sequence.id)]
         form = None
         if self._states is not None:
@@ -317,7 +317,7 @@ class SequenceInputs:
         """Replace controls and states of a request from ``attach`` by those of a warm-up sample."""
         header = request.header
         assert isinstance(header, SequenceHeader)
-        made = zip(header.inputs, request.data, strict=True)
+        made = zip(header.inputs, request.buffers, strict=True)
         inputs = [said.get(spec.name, (spec, data)) for spec, data in made]
         request.header = header.with_inputs([spec for spec, _ in inputs])
         request.data = [bytearray(data) for _, data in inputs]

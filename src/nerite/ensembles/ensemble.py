@@ -19,7 +19,7 @@ from nerite.core.failures import report
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import InferenceRequest, RequestHeader, with_request_id
 from nerite.core.response import EMPTY, InferenceResponse
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData, read_only
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.dispatch.deadlocks import break_deadlocks
 from nerite.dispatch.interface import ServerEntry
@@ -42,7 +42,7 @@ class StepWave:
 
     __slots__ = ("data", "situation")
 
-    def __init__(self, data: Sequence[Buffer], situation: EnsembleProgress) -> None:
+    def __init__(self, data: Sequence[TensorData], situation: EnsembleProgress) -> None:
         self.data = [data]
         """Tensor data by message: the caller's request first, then the responses of steps."""
         self.situation = situation
@@ -57,7 +57,7 @@ class StepRequest(ChildRequest):
         data = wave.data
         inputs = [data[whose][which] for whose, which in start.places]
         for which in start.shared:
-            inputs[which] = memoryview(inputs[which]).toreadonly()
+            inputs[which] = read_only(inputs[which])
         # Skip the constructor of the parent class for speed: this runs for each step of each request.
         InferenceRequest.__init__(self, start.header, inputs, run, monotonic_ns(), run.request.id)
         self.parent = run.request

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
@@ -106,7 +106,7 @@ class CoreConnection(CorkedChannel):
             count |= kinds.REPEATED
         elif not (
             operation or began_ns or span or request.id or request.header.sequence_id or request.header.shared
-        ) and self._groups.add(request.header, number, request.data, count, request.arrived_ns):
+        ) and self._groups.add(request.header, number, request.buffers, count, request.arrived_ns):
             self._cork()
             self._begun(number, request)
             return
@@ -114,7 +114,7 @@ class CoreConnection(CorkedChannel):
         packer = self._headers
         packer.begin()
         try:
-            packer.record(request.header, request.id, request.data, parts)
+            packer.record(request.header, request.id, request.buffers, parts)
         except Exception as error:
             packer.withdraw()
             failure = (
@@ -261,7 +261,7 @@ class CoreConnection(CorkedChannel):
         more = piece in (RelayedPiece.OPEN, RelayedPiece.CHUNK)
         take = self._relays.get(number) if more else self._relays.pop(number, None)
         if take is not None:
-            take(piece, name, data)
+            take(piece, name, cast(list[Buffer], data))
 
     def _adopt(self, port: int, limit: int) -> None:
         """Take over a connection; without a descriptor for it, close it."""

@@ -9,7 +9,7 @@ import pickle
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -90,12 +90,12 @@ class FrontRequest(InferenceRequest):
         sink, header = self.sink, response.header
         if final and header is not None and type(sink) is FrontSink and not self.finished:
             try:
-                if sink.connection.answer_in_group(self.number, header, response.data):
+                if sink.connection.answer_in_group(self.number, header, response.buffers):
                     self.finished = True
                     self.on_cancel = self.on_pause = None
                     return
             except Exception as error:
-                self._sink_failed(error, response)
+                self.sink_failed(error, response)
                 return
         super().respond(response, final)
 
@@ -131,7 +131,7 @@ class FrontSink:
         """Send a response to the front, in its group if another sink has seen it first."""
         assert isinstance(request, FrontRequest)
         header = response.header
-        if not final or header is None or not self.connection.answer_in_group(request.number, header, response.data):
+        if not final or header is None or not self.connection.answer_in_group(request.number, header, response.buffers):
             self.connection.answer(request, response, final)
 
 
@@ -404,7 +404,7 @@ class FrontConnection(CorkedChannel):
         name, data, _ = self._headers.buffers(body, at, name_size, count)
         for token in tokens:
             self._buffer_leases.returned(token)
-        return number, name, data
+        return number, name, cast(list[Buffer], data)
 
     def _relay_http(self, secure: bool, body: memoryview) -> None:
         number, _, (head, content) = self._buffers(body)

@@ -317,7 +317,7 @@ def outputs_of(response: InferenceResponse) -> dict[str, Array]:
     if response.header is None:
         raise Internal("the response has no outputs")
     found = {}
-    for spec, data in zip(response.header.outputs, response.data, strict=True):
+    for spec, data in zip(response.header.outputs, response.buffers, strict=True):
         found[spec.name] = as_array(spec, data)
     return found
 

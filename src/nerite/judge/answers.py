@@ -180,7 +180,7 @@ def _by_name(answer: Answer) -> Mapping[str, _Values]:
     found: dict[str, _Values] = {}
     for response in answer.responses:
         if response.header is not None:
-            for spec, data in zip(response.header.outputs, response.data, strict=True):
+            for spec, data in zip(response.header.outputs, response.buffers, strict=True):
                 found.setdefault(spec.name, []).append((spec, data))
     return found
 

@@ -80,7 +80,7 @@ def _sampling_values(request: InferenceRequest, places: Mapping[str, int]) -> Ma
     """Return the sampling parameters as received."""
     if _SAMPLING not in places:
         return request.header.parameters
-    text = bytes(request.data[places[_SAMPLING]])[_LENGTH:]
+    text = bytes(request.buffers[places[_SAMPLING]])[_LENGTH:]
     if len(text) > LONGEST:
         return _UNREADABLE
     try:

@@ -68,7 +68,7 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
 
 def read_images(request: InferenceRequest) -> Iterator[bytes]:
     """Yield the image files, which requests carry in base64."""
-    for spec, data in zip(request.header.inputs, request.data, strict=True):
+    for spec, data in zip(request.header.inputs, request.buffers, strict=True):
         if spec.name == "image":
             if spec.elements > MAX_IMAGES:
                 raise InvalidArgument(f"'image' has {spec.elements} images; the maximum is {MAX_IMAGES}")

@@ -125,7 +125,7 @@ class TextBatchInstance(PipelineInstance[T]):
 
 def inputs_of(request: InferenceRequest) -> dict[str, Array]:
     """Return the elements of each input of a request."""
-    pairs = zip(request.header.inputs, request.data, strict=True)
+    pairs = zip(request.header.inputs, request.buffers, strict=True)
     return {spec.name: to_array(spec, data).reshape(-1) for spec, data in pairs}
 
 

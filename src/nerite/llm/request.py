@@ -40,7 +40,7 @@ class LlmCall:
 
 def read_call(request: InferenceRequest) -> LlmCall:
     """Parse ``request``. Raises ``NeriteError``."""
-    given = dict(zip((spec.name for spec in request.header.inputs), request.data, strict=True))
+    given = dict(zip((spec.name for spec in request.header.inputs), request.buffers, strict=True))
     if "embedding_request" in given:
         raise Unsupported("the model computes no embeddings: omit the input 'embedding_request'")
     prompt: str | Sequence[int] = _call_text(given, "text_input")

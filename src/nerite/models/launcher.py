@@ -20,6 +20,7 @@ from nerite.config.json_form import to_json
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching
 from nerite.config.model_parameters import bounds_of
 from nerite.core.errors import InvalidArgument
+from nerite.core.queue_stage import QueueStage
 from nerite.core.signature import Signature
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
@@ -31,6 +32,7 @@ from nerite.ensembles.ensemble import Ensemble
 from nerite.instances.placement import instance_plans, thread_variables
 from nerite.ledger.meter import VersionMeter
 from nerite.ledger.stage import MeteredLeases
+from nerite.models.device_inputs import DeviceInputStage, device_placement
 from nerite.models.instance_factory import (
     InProcessFactory,
     InstanceFactory,
@@ -49,6 +51,7 @@ from nerite.scheduling.ensemble import EnsembleGraph, StepModel
 from nerite.scheduling.load_shedding import LoadShedder
 from nerite.scheduling.sequence import SequenceRules
 from nerite.workers.child.worker import write_context
+from nerite.workers.host.instance import RemoteInstance
 from nerite.workers.host.process import WorkerPlan, WorkerPool, sharing_models
 from nerite.workers.host.server_context import ServerContext
 from nerite.workers.ipc import messages
@@ -179,6 +182,8 @@ class Launcher:
         """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
         began = time.monotonic()
         scheduler = await self._server_context.blocking(picker_for, config, context.directory)
+        isolated = await self._server_context.blocking(is_isolated, context)
+        placement = device_placement(config, isolated=isolated)
         load_shedder = LoadShedder(bounds_of(config, self._server_context.queue), context.name)
         plans = instance_plans(config, self._server_context.policies)
         arena = Arena()
@@ -207,6 +212,15 @@ class Launcher:
         )
         if resources is not None:
             resources.granted = dispatcher.check_soon
+
+        def device_inputs(following: QueueStage) -> QueueStage:
+            devices = self._server_context.devices
+            if devices is None:
+                return following
+            return DeviceInputStage(
+                following, devices, lambda: running.device_placement, arena.allocate, signature, statistics
+            )
+
         running = RunningVersion(
             context.name,
             context.version,
@@ -214,13 +228,14 @@ class Launcher:
             config_json,
             signature,
             statistics,
-            self._pipeline(config, signature, dispatcher, statistics, meter),
+            self._pipeline(config, signature, dispatcher, statistics, meter, device_inputs),
             by_plan,
             maker,
             arena,
             self._server_context.loop,
             meter,
         )
+        running.device_placement = placement
         # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         running.fusible = resources is None and config.sequence_batching is None and not alone
@@ -296,16 +311,20 @@ class Launcher:
         scheduler: VersionScheduler,
         statistics: VersionStatistics,
         meter: VersionMeter | None,
+        device_inputs: Callable[[QueueStage], QueueStage] | None = None,
     ) -> QueuePipeline:
         context = self._server_context
         bounds = bounds_of(config, context.queue)
         return QueuePipeline(
-            config, signature, scheduler, statistics, context.tenant_admission, context.cache, bounds, meter
+            *(config, signature, scheduler, statistics, context.tenant_admission, context.cache, bounds, meter),
+            device_inputs,
         )
 
     async def resize(self, running: RunningVersion, config: ModelConfig) -> None:
         """Resize a version to the instances in ``config``. Raises as ``launch``, and changes nothing then."""
         await running.resize(config, to_json(config), instance_plans(config, self._server_context.policies))
+        isolated = any(isinstance(each, RemoteInstance) for each in running.instances)
+        running.device_placement = device_placement(config, isolated=isolated)
 
     async def _instance_factory(self, config: ModelConfig, context: ModelContext, arena: Arena) -> InstanceFactory:
         run = self._server_context.blocking

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from nerite.admission.queue import EngineAdmissionQueue
 from nerite.admission.tenants import TenantAdmission
@@ -27,6 +28,7 @@ _log = logging.getLogger("nerite.repository")
 class QueuePipeline:
     """Stages of one model version, as chosen by its configuration and the server's.
 
+    0. Inputs on GPUs, if the server has any: they are brought to where the model takes them.
     1. Idempotency keys, if an engine generates tokens. In front of the cache, so that a key belongs to one request
        whether the model or the cache answers it.
     2. The account in the ledger, if the server has one. Behind idempotency keys, because a key is one execution.
@@ -45,8 +47,12 @@ class QueuePipeline:
         cache: ResponseCache | None,
         bounds: QueueOptions,
         meter: VersionMeter | None = None,
+        device_inputs: Callable[[QueueStage], QueueStage] | None = None,
     ) -> None:
-        """``bounds`` are the limits of the queue while no policy is in force. Without ``meter`` there is no ledger."""
+        """``bounds`` are the limits of the queue while no policy is in force. Without ``meter`` there is no ledger.
+
+        ``device_inputs`` returns the stage in front of another one that brings inputs on GPUs to the model.
+        """
         self.scheduler = scheduler
         self.engine_admission: EngineAdmissionQueue | None = None
         """Stage that needs the reports of the engines."""
@@ -79,5 +85,5 @@ class QueuePipeline:
             stage = idempotent = tenant_admission.idempotent_queue(stage, self.engine_admission.controller)
             if meter is not None:
                 idempotent.on_joined = meter.joined
-        self.first = stage
+        self.first = stage if device_inputs is None else device_inputs(stage)
         """Stage that requests enter."""

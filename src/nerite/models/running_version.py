@@ -27,6 +27,7 @@ from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, a
 from nerite.instances.placement import InstancePlan
 from nerite.ledger.meter import VersionMeter
 from nerite.models.adapters import VersionAdapters
+from nerite.models.device_inputs import DevicePlacement
 from nerite.models.instance_factory import InstanceFactory
 from nerite.models.queue_pipeline import QueuePipeline
 from nerite.observability.statistics import VersionStatistics
@@ -64,6 +65,7 @@ class RunningVersion:
         "config_json",
         "content",
         "decoupled",
+        "device_placement",
         "fusible",
         "label",
         "load_seconds",
@@ -117,6 +119,8 @@ class RunningVersion:
         self.traced = False
         self.routed = False
         """A route decides which version answers requests that name none."""
+        self.device_placement: DevicePlacement | None = None
+        """Where it takes tensors that are on a GPU; set by the launcher."""
         self.fusible = False
         """See ``VersionHandle``; set by the launcher."""
         self.cached = bool(config.response_cache and config.response_cache.enable)

@@ -27,12 +27,6 @@ MACHINE: Final = MetricTable[_MachineState]((
     Metric("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", lambda state: state.used),
 ), option="cpu")  # fmt: skip
 
-PINNED_MEMORY: Final = MetricTable[None]((
-    Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes", lambda _: 0),
-    Metric("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes", lambda _: 0),
-))  # fmt: skip
-"""Zero, as in a Triton without GPUs: this server keeps no pinned memory."""
-
 
 class CpuUtilization:
     """How busy the processors of the machine were between two readings."""

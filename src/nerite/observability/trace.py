@@ -18,7 +18,7 @@ from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.execution_observer import ExecutionObserver, ExecutionTimes, ForwardingSink, TraceContext
 from nerite.core.request import NOBODY, InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.core.tensor import Buffer, TensorSpec, to_array
+from nerite.core.tensor import Buffer, DeviceBuffer, TensorData, TensorSpec, to_array
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 RECEIVED: Final = {
@@ -349,10 +349,11 @@ class Trace(ForwardingSink):
         if self.final_ns:
             self._complete(self)
 
-    def _note_tensors(self, activity: str, specs: Iterable[TensorSpec], data: Iterable[Buffer]) -> None:
+    def _note_tensors(self, activity: str, specs: Iterable[TensorSpec], data: Iterable[TensorData]) -> None:
         if self.tensors is not None:
             for spec, buffer in zip(specs, data, strict=False):
-                self.tensors.append((monotonic_ns(), activity, tensor_text(spec, buffer)))
+                if not isinstance(buffer, DeviceBuffer):
+                    self.tensors.append((monotonic_ns(), activity, tensor_text(spec, buffer)))
 
 
 _SPANS: Final = 2

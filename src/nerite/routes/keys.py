@@ -8,6 +8,7 @@ from nerite.config.sticky_key import KeySource, StickyKey
 from nerite.core import tensor as dtypes
 from nerite.core.model_calls import first_of
 from nerite.core.request import NAME, InferenceRequest, RequestHeader
+from nerite.core.tensor import DeviceBuffer
 from nerite.scheduling.weighted_route import WeightedRoute
 
 PROMPT: Final = "text_input"
@@ -72,6 +73,8 @@ def _prefix(request: InferenceRequest, size: int) -> bytes:
     if index >= len(request.data):
         return b""
     data = request.data[index]
+    if isinstance(data, DeviceBuffer):
+        return b""
     if inputs[index].datatype is not dtypes.BYTES:
         return bytes(data[:size])
     length = int.from_bytes(data[:_LENGTH], "little")

@@ -19,7 +19,7 @@ from nerite.core.errors import (
     QueueTimeout,
     QuotaExceeded,
 )
-from nerite.core.execution_observer import ForwardingSink, TraceContext
+from nerite.core.execution_observer import CallerSink, ForwardingSink
 from nerite.core.failures import report
 from nerite.core.request import Assignment, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
@@ -31,34 +31,6 @@ _TIMEOUTS = (DeadlineExceeded, QueueTimeout)
 _new_tuple = tuple.__new__
 _STREAM = "stream"
 """Input with which callers ask text models for a stream of responses."""
-
-
-class CallerSink(ForwardingSink):
-    """A sink directly in front of the one of a client, of whose properties traces read."""
-
-    __slots__ = ()
-
-    @property
-    def protocol(self) -> str:
-        """Protocol of the client; empty for requests that no client sent."""
-        found: str = getattr(self._sink, "protocol", "")
-        return found
-
-    @property
-    def began_ns(self) -> int:
-        """Arrival of the first bytes of a request that came in several pieces; else 0."""
-        found: int = getattr(self._sink, "began_ns", 0)
-        return found
-
-    @property
-    def outer_span(self) -> TraceContext | None:
-        """The client's span that the request belongs under."""
-        return getattr(self._sink, "outer_span", None)
-
-    def span_attributes(self, request: InferenceRequest) -> dict[str, str | int]:
-        """Return the attributes that the client's sink adds to a span."""
-        told = getattr(self._sink, "span_attributes", None)
-        return {} if told is None else told(request)
 
 
 class ObservedSink(CallerSink):
@@ -166,9 +138,8 @@ class StrataOfHeader:
 
     def of(self, request: InferenceRequest) -> Stratum:
         """Return the class of a request."""
-        data = request.data
-        size = sum(map(len, data)).bit_length() + 1 >> 1
-        stream = self._stream >= 0 and bytes(data[self._stream][:1]) == b"\1"
+        size = sum(map(len, request.data)).bit_length() + 1 >> 1
+        stream = self._stream >= 0 and bytes(request.buffers[self._stream][:1]) == b"\1"
         last = self._last
         if self._size != size or last[3] is not stream:
             self._size = size

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from nerite.core.byte_budget import ROUTES, Memo
 from nerite.core.errors import Cancelled, NeriteError
+from nerite.core.execution_observer import CallerSink
 from nerite.core.failures import report
 from nerite.core.headers import request_header_bytes
 from nerite.core.request import (
@@ -30,7 +31,7 @@ from nerite.core.tensor import Buffer
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.judge.answers import Answer, compare_answers
 from nerite.observability.log import log
-from nerite.routes.observation import CallerSink, kind_of
+from nerite.routes.observation import kind_of
 from nerite.routes.shadow_results import ShadowResults
 from nerite.routes.shadow_samples import ShadowSamples, sample_of
 from nerite.scheduling.shadow_queue import ShadowDrop, ShadowQueue
@@ -221,6 +222,9 @@ class RunningShadow:
         if request.header.sequence_id:
             self.results.drop(ShadowDrop.SEQUENCE)
             return
+        if request.on_device:
+            self.results.drop(ShadowDrop.ON_DEVICE)
+            return
         size = sum(map(len, request.data))
         refusal = self._queue.hold(size)
         if refusal is None and self._copies and size > _MAX_COPIED:
@@ -229,7 +233,7 @@ class RunningShadow:
         if refusal is not None:
             self.results.drop(refusal)
             return
-        data = [bytearray(each) for each in request.data] if self._copies else request.data
+        data = [bytearray(each) for each in request.buffers] if self._copies else request.buffers
         ShadowedRequest(self, request, arm, data, size)
 
     def record(self, item: ShadowedRequest, answer: Answer, response: InferenceResponse) -> None:

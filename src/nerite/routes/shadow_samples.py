@@ -113,7 +113,7 @@ def sample_of(
         sample["inputs"] = _contents(*inputs)
         for name, each_answer in (("answer", answer), ("shadow_answer", shadow)):
             sample[name] = [
-                _contents(response.header.outputs, response.data)
+                _contents(response.header.outputs, response.buffers)
                 for response in each_answer.responses[:_VALUES]
                 if response.header is not None
             ]

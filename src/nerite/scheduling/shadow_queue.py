@@ -23,6 +23,8 @@ class ShadowDrop(enum.StrEnum):
     """Its inputs and answers do not fit in what is left of ``MAX_BYTES``."""
     SEQUENCE = "sequence"
     """It belongs to a sequence, whose other requests the shadow does not know."""
+    ON_DEVICE = "on_device"
+    """Its inputs are in the memory of a GPU, where its client may change them."""
     CANCELLED = "cancelled"
     """The caller cancelled it."""
     CHANGED = "changed"

@@ -143,7 +143,7 @@ def _as_given(value: ArrayLike) -> Any:
 
 def arrays_of(request: SentRequest) -> Answer:
     """Return the inputs of a request as copies in arrays."""
-    return {spec.name: to_test(spec, data) for spec, data in zip(request.header.inputs, request.data, strict=True)}
+    return {spec.name: to_test(spec, data) for spec, data in zip(request.header.inputs, request.buffers, strict=True)}
 
 
 _ODD_STRINGS = (b"", "žluťoučký 🐚".encode(), b"\xff\xfe not UTF-8", b"with \0 in it", b"x" * 70_000)
@@ -220,7 +220,7 @@ class BackendContract(BackendUnderTest):
         with self.opened(tmp_path) as model:
             inputs = self.requests()[0]
             request = self.sent(model, inputs)
-            frozen = [bytes(data) for data in request.data]
+            frozen = [bytes(data) for data in request.buffers]
             request.data = [memoryview(data) for data in frozen]
             self.check(inputs, executed(model.instance(), [request])[0])
 
@@ -237,7 +237,7 @@ class BackendContract(BackendUnderTest):
             model.close_instance(instance)
             for inputs, response in kept:
                 assert response.header is not None, f"an error: {response.error}"
-                outputs = zip(response.header.outputs, response.data, strict=True)
+                outputs = zip(response.header.outputs, response.buffers, strict=True)
                 self.check(inputs, {spec.name: to_test(spec, data) for spec, data in outputs})
 
     def test_instances_work_side_by_side(self, tmp_path: Path) -> None:

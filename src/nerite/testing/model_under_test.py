@@ -29,7 +29,8 @@ from nerite.core.errors import Cancelled, Internal, NeriteError, NotFound, Unsup
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData
+from nerite.devices.exchange import on_host
 from nerite.dispatch.interface import SelectivePicker
 from nerite.instances.instance import run_model
 from nerite.models.launcher import picker_for
@@ -55,7 +56,7 @@ class StandIn:
     def call(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         name: str,
         parent: InferenceRequest | None,
         *,
@@ -67,7 +68,7 @@ class StandIn:
         model = header.model_name
         if model not in self._loaded:
             return _AnsweredCall([InferenceResponse.failed(_not_ready(model))])
-        inputs = {spec.name: to_test(spec, each) for spec, each in zip(header.inputs, data, strict=True)}
+        inputs = {spec.name: to_test(spec, on_host(each)) for spec, each in zip(header.inputs, data, strict=True)}
         answer = self._models[model](inputs)
         if isinstance(answer, Mapping | NeriteError):
             return _AnsweredCall([_response(header, answer)])

@@ -225,4 +225,5 @@ def answer_of(response: InferenceResponse) -> Answer | NeriteError:
     if response.error is not None:
         return response.error
     assert response.header is not None
-    return {spec.name: to_test(spec, data) for spec, data in zip(response.header.outputs, response.data, strict=True)}
+    outputs = zip(response.header.outputs, response.buffers, strict=True)
+    return {spec.name: to_test(spec, data) for spec, data in outputs}

@@ -66,7 +66,7 @@ def write_all_to_regions(
     """Write the outputs that are ``placed`` to shared memory, and return the others. Raises ``NeriteError``."""
     assert response.header is not None
     rest: list[Buffer] = []
-    for spec, data, elsewhere in zip(response.header.outputs, response.data, placed, strict=True):
+    for spec, data, elsewhere in zip(response.header.outputs, response.buffers, placed, strict=True):
         if elsewhere:
             write_to_region(request, spec, data)
         else:

@@ -94,7 +94,7 @@ class InferenceResponse:
             found.parameters = dict(response.header.parameters)
             found.outputs = {
                 spec.name: Tensor.received(spec, data)
-                for spec, data in zip(response.header.outputs, response.data, strict=True)
+                for spec, data in zip(response.header.outputs, response.buffers, strict=True)
             }
         return found
 

@@ -16,7 +16,8 @@ import pytest
 
 from nerite.backends.interface import ExecutionTimes, InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, Unavailable, Unsupported
-from nerite.frameworks.tensorrt import TensorRtBackend, engine, execution
+from nerite.devices import cuda
+from nerite.frameworks.tensorrt import TensorRtBackend, engine
 from opened import context, decoded, request
 
 STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
@@ -47,8 +48,8 @@ ZEROS = {
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
-        for function in (execution.runtime, engine.tensorrt):
-            function.cache_clear()
+        cuda.runtime.cache_clear()
+        engine.tensorrt.cache_clear()
         for name in [name for name in sys.modules if name.partition(".")[0] in ("cuda", "tensorrt")]:
             del sys.modules[name]
 
@@ -241,7 +242,7 @@ def test_an_engine_that_fails(tmp_path: Path) -> None:
 
 
 def test_no_memory_left(tmp_path: Path) -> None:
-    memory = execution.CudaMemory()
+    memory = cuda.CudaMemory()
     with pytest.raises(Unavailable, match="CUDA error: out of memory"):
         memory.reserve(2 << 30)
     memory.free()

@@ -17,7 +17,8 @@ from hypothesis.extra import numpy as arrays
 import triton_python_backend_utils as pb_utils
 from nerite.core import tensor as dtypes
 from nerite.core.tensor import TensorSpec, to_array
-from triton_python_backend_utils.tensor import ReceivedTensor, dl_tensor, wire_form
+from nerite.devices.dlpack import dl_tensor
+from triton_python_backend_utils.tensor import ReceivedTensor, wire_form
 
 NUMERIC = [kind for kind in dtypes.ALL if kind not in (dtypes.BYTES, dtypes.BF16)]
 

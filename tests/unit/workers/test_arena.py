@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerite.core.memory import memory_file
+from nerite.core.tensor import address_of
 from nerite.workers.ipc import shared_memory as module
-from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, Segment, address_of
+from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, Segment
 
 KB = 1024
 MB = 1024 * KB

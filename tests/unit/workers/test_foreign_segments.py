@@ -5,7 +5,8 @@ import os
 import pytest
 
 from nerite.core.memory import memory_file
-from nerite.workers.ipc.shared_memory import FIRST, Arena, ForeignSegments, Segment, address_of
+from nerite.core.tensor import address_of
+from nerite.workers.ipc.shared_memory import FIRST, Arena, ForeignSegments, Segment
 
 SIZE = 10_000
 

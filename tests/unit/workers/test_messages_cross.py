@@ -25,10 +25,10 @@ from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.headers import header_to_json
 from nerite.core.request import RequestedOutput, RequestHeader
 from nerite.core.response import Reschedule, ResponseHeader
-from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.core.tensor import TensorSpec, address_of, join_bytes
 from nerite.workers.ipc import codec, messages
 from nerite.workers.ipc import shared_memory as arena_module
-from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, address_of
+from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases
 
 KB = 1024
 INLINE_LIMIT = codec.INLINE_LIMIT

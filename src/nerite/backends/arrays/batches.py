@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def feed_of_one(request: InferenceRequest, call: ArrayCall) -> dict[str, Array]:
     return {
         # One call where ``frombuffer(...).reshape(...)`` would be two, for every input of every request.
         name: text(shape, data) if text else np.ndarray(shape, dtype, data)
-        for (name, dtype, shape, text), data in zip(call.feeds, request.data, strict=True)
+        for (name, dtype, shape, text), data in zip(call.feeds, request.buffers, strict=True)
     }
 
 
@@ -46,7 +46,7 @@ class Joiner:
         """Return the inputs of requests with the same call. Valid until the next batch."""
         arrays = {}
         for position, feed in enumerate(call.feeds):
-            parts = [request.data[position] for request in requests]
+            parts = cast(list[Buffer], [request.data[position] for request in requests])
             arrays[feed.name] = self._joined(feed, feed.shape[0] * len(parts), parts)
         return arrays
 
@@ -55,7 +55,7 @@ class Joiner:
         arrays = {}
         for feed in calls[0].feeds:
             positions = [call.positions[feed.name] for call in calls]
-            parts = [request.data[position] for request, position in zip(requests, positions, strict=True)]
+            parts = [request.buffers[position] for request, position in zip(requests, positions, strict=True)]
             rows = sum([call.feeds[position].shape[0] for call, position in zip(calls, positions, strict=True)])
             arrays[feed.name] = self._joined(feed, rows, parts)
         return arrays

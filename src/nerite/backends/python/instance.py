@@ -26,8 +26,9 @@ from nerite.core.errors import BY_CODE, Internal, NeriteError
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, Parameter, Reschedule, ResponseHeader
 from nerite.core.signature import shape_text
-from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.tensor import DeviceBuffer, TensorData, TensorSpec
 from nerite.core.text import cut
+from nerite.devices import exchange
 from triton_python_backend_utils import TritonModelException
 from triton_python_backend_utils.arguments import INT64, UINT64
 from triton_python_backend_utils.errors import mistake_in_parameters
@@ -258,12 +259,13 @@ class PythonReplies:
                 return InferenceResponse.failed(BY_CODE[error.code().name](printable(cut(error.message()))))
             wanted = request.header.wanted or self.declared
             form: list[object] = []
-            data: list[Buffer] = []
+            data: list[TensorData] = []
             for tensor in returned._tensors:
                 name = tensor._name
                 if name in wanted:
                     form += (name, tensor._datatype, tensor._shape)
-                    data.append(wire_form(tensor))
+                    output = wire_form(tensor)
+                    data.append(_device_output(request, name, output) if type(output) is DeviceBuffer else output)
             if returned._parameters:
                 mistake = mistake_in_parameters(returned._parameters, _INTEGERS)
                 if mistake is not None:
@@ -291,6 +293,12 @@ class PythonReplies:
         if self.reshape is not None:
             outputs = list(map(self.reshape.output, outputs))
         return ResponseHeader(self._model_name, self._model_version, outputs, parameters)
+
+
+def _device_output(request: InferenceRequest, name: str, output: DeviceBuffer) -> TensorData:
+    """Return an output that is on a GPU, complete; on the host unless the caller takes it where it is."""
+    exchange.complete(output.device)
+    return output if request.header.takes_on_device(name) else exchange.to_host(output)
 
 
 _log = logging.getLogger("nerite.python")

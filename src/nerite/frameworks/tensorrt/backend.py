@@ -11,6 +11,7 @@ from nerite.backends.arrays.graph import ModelGraph, complete_from_graph
 from nerite.backends.configuration import TensorPort, boolean_parameter
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
+from nerite.devices import cuda
 from nerite.frameworks.tensorrt import engine, execution
 from nerite.frameworks.tensorrt.engine import (
     EngineDescription,
@@ -48,7 +49,7 @@ class TensorRtModel(ArrayModel[EngineKey]):
     def load(self, key: EngineKey) -> Any:
         """Open the engine on a GPU. Slow. Raises ``NeriteError``."""
         execution.require_device(self.context.name, key.device)
-        execution.use(key.device)
+        cuda.use(key.device)
         settings = self.context.settings
         plugins = [plugin for plugin in settings.get("plugins", "").strip('"').split(";") if plugin]
         version_compatible = boolean_parameter(settings.get("version-compatible", "false"))

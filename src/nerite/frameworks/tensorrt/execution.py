@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -10,140 +9,23 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends.arrays.calls import OutputSelection
-from nerite.backends.machine import importing
-from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable
+from nerite.core.errors import Internal, InvalidArgument, NotInstalled
 from nerite.core.tensor import Array
+from nerite.devices.cuda import CudaGraph, CudaMemory, CudaStream, message_of, runtime, use
 from nerite.frameworks.tensorrt.engine import EngineDescription, Shape, choose_profile, last_error, tensorrt
-
-# CUDA: devices, memory, streams and graphs, through ``cuda.bindings.runtime``.
-
-_NO_MEMORY: Final = "cudaErrorMemoryAllocation"
-_NON_BLOCKING: Final = 1
-"""cudaStreamNonBlocking: such a stream does not wait for others."""
-
-
-@cache
-def runtime() -> Any:
-    """Import CUDA's runtime lazily and return it. Raises ``NotInstalled`` if it is not installed."""
-    with importing("cuda.bindings", "tensorrt"):
-        return importlib.import_module("cuda.bindings.runtime")
-
-
-def checked(result: tuple[Any, ...]) -> Any:
-    """Return the result of a function of CUDA. Raises ``NeriteError`` with CUDA's message if it failed."""
-    error, *values = result
-    if int(error):
-        text = f"CUDA error: {_message(error)}"
-        raise Unavailable(text) if error.name == _NO_MEMORY else Internal(text)
-    return values[0] if values else None
 
 
 def require_device(model: str, number: int) -> None:
     """Raise ``NotInstalled`` if the machine has no GPU with this number."""
     error, *found = runtime().cudaGetDeviceCount()
     if int(error) or not found[0]:
-        why = f" (CUDA says: {_message(error)})" if int(error) else ""
+        why = f" (CUDA says: {message_of(error)})" if int(error) else ""
         raise NotInstalled(
             f"unable to load model '{model}', TensorRT backend supports only GPU device, and this machine has no GPU "
             f"that could be used{why}"
         )
     if number >= found[0]:
         raise NotInstalled(f"unable to load model '{model}': there is no GPU {number}, but {found[0]} of them")
-
-
-def use(device: int) -> None:
-    """Make ``device`` the current GPU of this thread."""
-    checked(runtime().cudaSetDevice(device))
-
-
-class CudaMemory:
-    """Block of GPU memory that can grow, but loses its contents then."""
-
-    def __init__(self) -> None:
-        self.address = 0
-        self._size = 0
-
-    def reserve(self, size: int) -> bool:
-        """Make room for ``size`` bytes; return True if that changed the address."""
-        if self.address and size <= self._size:
-            return False
-        self.free()
-        # A tensor without elements needs an address, too.
-        self._size = max(size, 1)
-        self.address = int(checked(runtime().cudaMalloc(self._size)))
-        return True
-
-    def free(self) -> None:
-        """Free the memory."""
-        if self.address:
-            checked(runtime().cudaFree(self.address))
-            self.address = self._size = 0
-
-
-class CudaStream:
-    """CUDA stream: executes operations in order."""
-
-    def __init__(self, priority: str) -> None:
-        """``priority`` is as in a configuration: ``PRIORITY_MAX``, ``PRIORITY_MIN`` or ``PRIORITY_DEFAULT``."""
-        least, greatest = self._priorities()
-        wanted = {"PRIORITY_MAX": greatest, "PRIORITY_MIN": least}.get(priority, 0)
-        self._stream = checked(runtime().cudaStreamCreateWithPriority(_NON_BLOCKING, wanted))
-        self.address = int(self._stream)
-
-    def to_device(self, address: int, host: int, size: int) -> None:
-        """Copy ``size`` bytes from the host."""
-        self._copy(address, host, size, runtime().cudaMemcpyKind.cudaMemcpyHostToDevice)
-
-    def to_host(self, host: int, address: int, size: int) -> None:
-        """Copy ``size`` bytes to the host."""
-        self._copy(host, address, size, runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost)
-
-    def wait(self) -> None:
-        """Wait until all operations are done."""
-        checked(runtime().cudaStreamSynchronize(self._stream))
-
-    def begin_capture(self) -> None:
-        """Start to record operations instead of executing them."""
-        mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        checked(runtime().cudaStreamBeginCapture(self._stream, mode))
-
-    def end_capture(self) -> CudaGraph:
-        """Return the recorded operations."""
-        return CudaGraph(checked(runtime().cudaStreamEndCapture(self._stream)), self._stream)
-
-    def close(self) -> None:
-        """Destroy the stream."""
-        checked(runtime().cudaStreamDestroy(self._stream))
-
-    @staticmethod
-    def _priorities() -> tuple[int, int]:
-        error, least, greatest = runtime().cudaDeviceGetStreamPriorityRange()
-        checked((error,))
-        return least, greatest
-
-    def _copy(self, target: int, source: int, size: int, kind: Any) -> None:
-        checked(runtime().cudaMemcpyAsync(target, source, size, kind, self._stream))
-
-
-class CudaGraph:
-    """Recorded operations that a stream executes as one."""
-
-    def __init__(self, graph: Any, stream: Any) -> None:
-        self._stream = stream
-        self._executable = checked(runtime().cudaGraphInstantiate(graph, 0))
-        checked(runtime().cudaGraphDestroy(graph))
-
-    def launch(self) -> None:
-        """Execute the operations."""
-        checked(runtime().cudaGraphLaunch(self._executable, self._stream))
-
-    def close(self) -> None:
-        """Destroy the graph."""
-        checked(runtime().cudaGraphExecDestroy(self._executable))
-
-
-def _message(error: Any) -> str:
-    return str(runtime().cudaGetErrorString(error)[1].decode())
 
 
 # Execution contexts: an instance has one for each of its profiles.

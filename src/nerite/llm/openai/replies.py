@@ -151,7 +151,7 @@ class WholeReply(SharedReply):
 
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         if response.header is not None:
-            outputs = zip(response.header.outputs, response.data, strict=True)
+            outputs = zip(response.header.outputs, response.buffers, strict=True)
             self._add(place, {spec.name: (spec, data) for spec, data in outputs})
         if not final:
             return

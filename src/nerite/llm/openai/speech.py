@@ -132,7 +132,7 @@ class SpeechReply(SharedReply):
         if response.header is not None:
             outputs: dict[str, Any] = {
                 spec.name: to_array(spec, data)
-                for spec, data in zip(response.header.outputs, response.data, strict=True)
+                for spec, data in zip(response.header.outputs, response.buffers, strict=True)
             }
             # Copied, because the received memory is released.
             self._samples = np.concatenate([self._samples, outputs[AUDIO].reshape(-1)])

@@ -349,7 +349,7 @@ def read(response: InferenceResponse) -> TextDelta:
     input_tokens = output_tokens = None
     more: dict[str, Any] = {}
     if response.header is not None:
-        for spec, data in zip(response.header.outputs, response.data, strict=True):
+        for spec, data in zip(response.header.outputs, response.buffers, strict=True):
             name = spec.name
             if name == TEXT_OUTPUT:
                 text = b"".join(_strings(data))

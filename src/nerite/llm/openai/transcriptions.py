@@ -266,7 +266,7 @@ class TranscriptionReply(SharedReply):
     def _take(self, place: int, response: InferenceResponse, final: bool) -> None:
         found = b""
         if response.header is not None:
-            for spec, data in zip(response.header.outputs, response.data, strict=True):
+            for spec, data in zip(response.header.outputs, response.buffers, strict=True):
                 if spec.name == TEXT_OUTPUT:
                     found = text_of(data)
                 elif spec.name == "language":

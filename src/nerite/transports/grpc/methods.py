@@ -164,11 +164,21 @@ class GrpcAdministration:
         answer(wire.SystemSharedMemoryUnregisterResponse())
 
     def _cuda_regions(self, request: Any, answer: Answer) -> None:
-        self._server.regions.check_cuda(request.name)
-        answer(wire.CudaSharedMemoryStatusResponse())
+        reply = wire.CudaSharedMemoryStatusResponse()
+        for region in self._server.regions.listed_cuda(request.name):
+            entry = reply.regions[region.name]
+            entry.name, entry.device_id, entry.byte_size = region.name, region.device, region.byte_size
+        answer(reply)
 
-    def _register_cuda(self, request: Any, answer: Answer) -> None:
-        self._server.regions.register_cuda(request.name)
+    async def _register_cuda(self, request: Any, answer: Answer) -> None:
+        try:
+            await self._server.regions.register_cuda(
+                request.name, request.raw_handle, request.device_id, request.byte_size
+            )
+        except NeriteError as error:
+            answer(error)
+        else:
+            answer(wire.CudaSharedMemoryRegisterResponse())
 
     def _unregister_cuda(self, request: Any, answer: Answer) -> None:
         self._server.regions.unregister_cuda(request.name)

@@ -321,7 +321,7 @@ def write_infer_response(
     """Return the framed response in pieces. Raises Triton's formatting errors."""
     header = response.header
     assert header is not None
-    data = response.data
+    data = given = response.buffers
     encoded: EncodedHeader | None = header.encoded
     if encoded is None or request.id or request.header.classifies or request.header.shared:
         if request.header.classifies:
@@ -329,7 +329,7 @@ def write_infer_response(
         if request.header.shared:
             data = _write_shared(request, response, header, data)
         encoded = _encode(header, [len(buffer) for buffer in data], request.id)
-        plain = header is response.header and data is response.data and not request.id
+        plain = header is response.header and data is given and not request.id
         if plain and all(spec.byte_size >= 0 for spec in header.outputs):
             header.encoded = encoded
     parts: list[Buffer] = [encoded.first, *data[:1]]
@@ -387,7 +387,7 @@ def _classified(
     wanted = {output.name: output.classification for output in request.header.outputs}
     specs: list[TensorSpec] = []
     data: list[Buffer] = []
-    for spec, buffer in zip(header.outputs, response.data, strict=True):
+    for spec, buffer in zip(header.outputs, response.buffers, strict=True):
         count = wanted.get(spec.name, 0)
         if count:
             labels = signature.outputs[spec.name].labels

@@ -211,14 +211,19 @@ class HttpAdministration:
         connection.send([_DONE.encode()])
 
     def cuda_regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """List the regions of CUDA memory, which is always an empty list."""
-        self._server.regions.check_cuda(region)
-        connection.send([reply.json_reply([]).encode()])
+        """List the regions of CUDA memory."""
+        listed = self._server.regions.listed_cuda(region)
+        described = [{"name": each.name, "device_id": each.device, "byte_size": each.byte_size} for each in listed]
+        connection.send([reply.json_reply(described).encode()])
 
     def register_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
-        """Reject the registration of CUDA memory."""
-        request_bodies.check_cuda_region(region, body)
-        self._server.regions.register_cuda(region)
+        """Register a region of CUDA memory."""
+
+        async def register() -> Reply:
+            await self._server.regions.register_cuda(*request_bodies.cuda_region(region, body))
+            return _DONE
+
+        self._background_calls.start(connection, register())
 
     def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
         """Unregister a region of CUDA memory."""

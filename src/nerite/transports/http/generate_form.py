@@ -166,7 +166,7 @@ def write_generate(request: InferenceRequest, response: InferenceResponse, half:
         entries["id"] = orjson.dumps(request.id)
     for key, value in header.parameters.items():
         entries[key] = orjson.dumps(value)
-    for spec, data in zip(header.outputs, response.data, strict=True):
+    for spec, data in zip(header.outputs, response.buffers, strict=True):
         text = json_tensors.write_tensor(spec, data, half, request.header.base64_by_default)
         entries[spec.name] = text[1:-1] if spec.elements == 1 else text
     return b"{" + b",".join(orjson.dumps(key) + b":" + entries[key] for key in sorted(entries)) + b"}"

@@ -45,7 +45,7 @@ def write_infer_response(
     known = replies.get(header)
     if known is not None and not request.id:
         beginning, small, elsewhere = known
-        rest = output_parameters.write_all_to_regions(request, response, elsewhere) if elsewhere else response.data
+        rest = output_parameters.write_all_to_regions(request, response, elsewhere) if elsewhere else response.buffers
         return [b"".join((beginning, *rest))] if small else [beginning, *rest]
     wanted = {output.name: output for output in request.header.outputs}
     default = _BINARY if request.header.binary_by_default else _BASE64 if request.header.base64_by_default else _PLAIN
@@ -54,7 +54,7 @@ def write_infer_response(
     placed: list[bool] = []
     fixed = not request.id
     converted = 0
-    for spec, data in zip(header.outputs, response.data, strict=True):
+    for spec, data in zip(header.outputs, response.buffers, strict=True):
         how = wanted.get(spec.name, default)
         placed.append(how.place is not None)
         if how.place is not None:

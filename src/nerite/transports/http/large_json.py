@@ -7,7 +7,6 @@ counterparts in the server.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,6 +16,7 @@ from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.request import (
     NOBODY,
+    WRITTEN,
     CancelReason,
     InferenceRequest,
     RequestedOutput,
@@ -306,17 +306,5 @@ def _request_of(described: Json) -> InferenceRequest:
     request_id, outputs, binary, base64 = described
     header = RequestHeader("", "", (), _outputs_of(outputs), binary_by_default=binary, base64_by_default=base64)
     request = SharedMemoryRequest(header, (), NOBODY, 0, request_id)
-    request.places = {output.name: _ALREADY_WRITTEN for output in header.outputs if output.place is not None}
+    request.places = {output.name: WRITTEN for output in header.outputs if output.place is not None}
     return request
-
-
-class _AlreadyWritten:
-    """Place of an output in shared memory that the server process has already written."""
-
-    size = sys.maxsize
-
-    def write(self, data: Buffer) -> None:
-        """Do nothing."""
-
-
-_ALREADY_WRITTEN: Final = _AlreadyWritten()

@@ -12,6 +12,7 @@ from nerite.core.errors import Forbidden
 from nerite.core.failures import InternalErrors, internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.devices.metrics import write_device_metrics
 from nerite.observability import custom_metrics, machine, model_metrics
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.gpus import GpuMetrics
@@ -137,7 +138,7 @@ class MetricsService:
             self._gpus.write_metrics(page)
         if machine.MACHINE.enabled(self._options):
             self._machine.write_metrics(page)
-        page.write(machine.PINNED_MEMORY, [machine.PINNED_MEMORY.row(None)])
+        write_device_metrics(page, self._server.devices)
         custom_metrics.write(await self._server.custom_metrics(), page)
         pieces = []
         for piece in page.pieces():

@@ -397,13 +397,20 @@ def system_region(region: str, body: memoryview) -> tuple[str, str, int, int]:
     )
 
 
-def check_cuda_region(region: str, body: memoryview) -> None:
-    """Raise Triton's errors for an invalid registration of CUDA memory."""
+def cuda_region(region: str, body: memoryview) -> tuple[str, bytes, int, int]:
+    """Return name, handle, GPU and size of a region of CUDA memory. Raises Triton's errors."""
     if not region:
         raise InvalidArgument("'region name' is necessary to register cuda shared memory region")
-    handle = _region_member(_document(body), "raw_handle")
+    document = _document(body)
+    handle = _region_member(document, "raw_handle")
     if not isinstance(handle, dict) or "b64" not in handle:
         raise Internal("attempt to access non-existing object member 'b64'")
+    try:
+        raw = base64.b64decode(handle["b64"], validate=True)
+    except (TypeError, ValueError):
+        raw = b""
+    device, size = (_region_unsigned(_region_member(document, name)) for name in ("device_id", "byte_size"))
+    return region, raw, device, size
 
 
 def _document(body: memoryview) -> dict[str, Any]:

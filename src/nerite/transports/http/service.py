@@ -307,7 +307,7 @@ class HttpService:
         """Have a helper process write the reply to an inference. Raises ``NeriteError``."""
         assert response.header is not None
         placed = {output.name for output in request.header.outputs if output.place is not None}
-        data = list(response.data)
+        data = list(response.buffers)
         for place, spec in enumerate(response.header.outputs):
             if spec.name in placed:
                 output_parameters.write_to_region(request, spec, data[place])

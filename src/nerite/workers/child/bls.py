@@ -17,7 +17,7 @@ from typing import Any, Final
 from nerite.core.errors import Cancelled, NeriteError, Unavailable, Unsupported
 from nerite.core.request import InferenceRequest, RequestHeader, at_hand
 from nerite.core.response import EMPTY, InferenceResponse
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData
 from nerite.workers.child.hosted_model import WorkerBatch, at_seat
 from nerite.workers.child.io import Inbox, Outbox
 from nerite.workers.ipc import messages
@@ -109,7 +109,7 @@ class BlsClient:
     def call(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         name: str,
         parent: InferenceRequest | None,
         *,

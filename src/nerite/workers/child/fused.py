@@ -22,7 +22,7 @@ from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData, read_only
 from nerite.instances import instance
 from nerite.scheduling.ensemble import (
     EnsembleProgress,
@@ -179,10 +179,10 @@ class _ChainProgress:
         self._reached = None if start is None else start.step
         return start
 
-    def inputs(self, start: StepStart) -> list[Buffer]:
+    def inputs(self, start: StepStart) -> list[TensorData]:
         """Return the data of a request. Outputs are read-only, because the model that made them may keep them."""
         found = ((whose, self._data[whose][which]) for whose, which in start.places)
-        return [memoryview(each).toreadonly() if whose else each for whose, each in found]
+        return [read_only(each) if whose else each for whose, each in found]
 
 
 class FusedSteps:

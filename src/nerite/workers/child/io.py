@@ -27,9 +27,10 @@ from nerite.core.errors import Unsupported
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import RequestHeader, current_request_ids
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import Buffer, TensorData
 from nerite.core.text import MAX_RECORD, quoted_text
 from nerite.dispatch.busy_poll import BusyPollPolicy
+from nerite.workers.child.device_memory import WorkerDevices
 from nerite.workers.ipc import codec, messages
 from nerite.workers.ipc.messages import Frames
 from nerite.workers.ipc.shared_memory import TRIM_STEP, Arena, BufferBorrower, BufferLeases, Segment
@@ -221,11 +222,12 @@ class Outbox:
         self.borrower = BufferBorrower()
         arena = self._arena = Arena()
         arena.on_segment.append(self._announce)
+        devices = self.devices = WorkerDevices(self.send)
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
-            arena, self.buffer_leases, self.borrower, WORKER_REPLIES
+            arena, self.buffer_leases, self.borrower, WORKER_REPLIES, device_lender=devices
         )
         self._requests: codec.Packer[RequestHeader] = codec.Packer(
-            arena, self.buffer_leases, self.borrower, WORKER_REPLIES
+            arena, self.buffer_leases, self.borrower, WORKER_REPLIES, device_lender=devices
         )
         self._sending = threading.RLock()
         """Held while packing and sending. Reentrant, because the destructor of a model's object may log a line or give
@@ -322,7 +324,7 @@ class Outbox:
             timings.end()
             self._emit(messages.batch_message(kind, batch, index, tokens, timings, parts))
 
-    def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[Buffer]) -> None:
+    def call(self, number: int, caller: bytes, header: RequestHeader, name: str, data: Sequence[TensorData]) -> None:
         """Send a request to another model. Raises if it cannot be packed; then nothing was sent."""
         parts: list[Buffer] = [caller]
         with self._sending:

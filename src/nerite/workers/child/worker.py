@@ -148,6 +148,8 @@ _CONTROL = frozenset(
         messages.FUSED_STEPS,
         messages.CONTEXTS,
         messages.TRIM,
+        messages.DEVICE_POOL,
+        messages.DEVICE_GRANT,
         *messages.OF_REQUEST,
     )
 )
@@ -174,7 +176,8 @@ class Worker:
         outbox = self.outbox = Outbox(channel, descriptors)
         self._buffer_leases = outbox.buffer_leases
         self._borrower = outbox.borrower
-        self._responses = codec.response_unpacker(self._buffer_leases, self._borrower)
+        self._devices = outbox.devices
+        self._responses = codec.response_unpacker(self._buffer_leases, self._borrower, self._devices)
         self._batches: dict[int, WorkerBatch] = {}
         self.calls = BlsClient(self._inbox, outbox, self._batches)
         self._hosted_models: dict[int, HostedModel] = {}
@@ -239,7 +242,7 @@ class Worker:
         else:
             seat = 0 if kind == messages.COMPLETE else messages.read_json(body)["seat"]
             if kind in (messages.COMPLETE, messages.LOAD):
-                requests = codec.request_unpacker(self._buffer_leases, self._borrower)
+                requests = codec.request_unpacker(self._buffer_leases, self._borrower, self._devices)
                 self._hosted_models[seat] = HostedModel(seat, self._do, requests)
         del body
         self._hosted_models[seat].submit(job)
@@ -283,6 +286,10 @@ class Worker:
                 os.close(descriptors[0])
         elif kind == messages.FORGET:
             self._borrower.forget(messages.read_json(body))
+        elif kind == messages.DEVICE_POOL:
+            self._devices.opened(**messages.read_json(body))
+        elif kind == messages.DEVICE_GRANT:
+            self._devices.granted(**messages.read_json(body))
         elif kind == messages.TRIM:
             threading.Thread(target=self.outbox.trim, name="trim", daemon=True).start()
         elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
@@ -327,6 +334,7 @@ class Worker:
                 batch.requests.clear()
 
         self.outbox.result(number, responses, timings, fused_runs, packed)
+        self._devices.report_copies()
 
     def _forget(self, number: int) -> None:
         """Record that all requests of an executed batch are answered. On any thread."""

@@ -14,7 +14,7 @@ from nerite.core.headers import request_header_bytes
 from nerite.core.model_calls import CallRequest
 from nerite.core.request import MIXED, Caller, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData
 from nerite.dispatch import deadlocks
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import CHECK_PATIENCE, Batch
@@ -262,7 +262,14 @@ class BlsServer:
         self._calls: dict[int, PendingCall] = {}
 
     def call(
-        self, number: int, batch: int, index: int, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]
+        self,
+        number: int,
+        batch: int,
+        index: int,
+        decoupled: bool,
+        header: RequestHeader,
+        name: str,
+        data: list[TensorData],
     ) -> None:
         """Submit a request of the model to another model."""
         call = self._calls[number] = PendingCall(self, number, batch, index)
@@ -272,7 +279,9 @@ class BlsServer:
             failure = report("bls", error, f"in a call of model '{header.model_name}'", name)
             self.answer(call, InferenceResponse.failed(failure), True)
 
-    def _call(self, call: PendingCall, decoupled: bool, header: RequestHeader, name: str, data: list[Buffer]) -> None:
+    def _call(
+        self, call: PendingCall, decoupled: bool, header: RequestHeader, name: str, data: list[TensorData]
+    ) -> None:
         batch, index, now = call.batch, call.index, monotonic_ns()
         parents = self._parents(batch, index)
         header = self._inheritance.header(header, parents, now)

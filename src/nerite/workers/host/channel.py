@@ -16,8 +16,10 @@ from nerite.core.execution_observer import ExecutionTimes, context_of
 from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
+from nerite.devices.devices import Devices
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.workers.host.bls import BlsServer
+from nerite.workers.host.device_memory import WorkerDeviceMemory
 from nerite.workers.host.fork_server import ForkedProcess
 from nerite.workers.ipc import codec, messages
 from nerite.workers.ipc.channel import Channel
@@ -36,19 +38,30 @@ class WorkerChannel(Channel):
     """Packs the messages to one worker, and unpacks those from it."""
 
     def __init__(
-        self, process: ForkedProcess, arena: Arena, foreign_segments: ForeignSegments, log: Log, ask: Ask
+        self,
+        process: ForkedProcess,
+        arena: Arena,
+        foreign_segments: ForeignSegments,
+        log: Log,
+        ask: Ask,
+        devices: Devices | None = None,
     ) -> None:
-        """``ask`` handles ASK messages, on whichever thread uses the channel."""
+        """``ask`` handles ASK messages, on whichever thread uses the channel.
+
+        With ``devices``, tensors may be on them.
+        """
         super().__init__(f"worker '{process.name}'", process.channel, process.descriptors, arena, foreign_segments)
         self._process = process
         self._log = log
         self._ask = ask
+        self._devices = None if devices is None else WorkerDeviceMemory(devices, self._send)
         self._responses: codec.Packer[ResponseHeader] = codec.Packer(
-            arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment
+            *(arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment),
+            device_lender=self._devices,
         )
         self._trim_timer: asyncio.TimerHandle | None = None
-        self._results = codec.response_unpacker(self._buffer_leases, self._borrower)
-        self._calls = codec.request_unpacker(self._buffer_leases, self._borrower)
+        self._results = codec.response_unpacker(self._buffer_leases, self._borrower, self._devices)
+        self._calls = codec.request_unpacker(self._buffer_leases, self._borrower, self._devices)
         self._answers: dict[int, Callable[[Any, NeriteError | None], None]] = {}
         """Handlers of replies, by the number of the request."""
         self._last_number = 0
@@ -116,7 +129,10 @@ class WorkerChannel(Channel):
 
     def packer(self) -> codec.Packer[RequestHeader]:
         """Return the packer for the requests of one instance, which was just loaded."""
-        return codec.Packer(self._arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment)
+        return codec.Packer(
+            *(self._arena, self._buffer_leases, self._borrower, WORKER_HEADERS, self._in_foreign_segment),
+            device_lender=self._devices,
+        )
 
     def execute(
         self,
@@ -167,6 +183,8 @@ class WorkerChannel(Channel):
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         self._on_end = None
+        if self._devices is not None:
+            self._devices.close()
         super().close()
 
     def _lost(self) -> None:
@@ -199,6 +217,10 @@ class WorkerChannel(Channel):
             self._bls_server.taken(messages.read_batch(body)[0], count)
         elif kind == messages.ASK:
             self._ask(messages.read_json(body), self._send)
+        elif kind == messages.DEVICE_WANTED and self._devices is not None:
+            self._devices.wanted(**messages.read_json(body))
+        elif kind == messages.DEVICE_COPIES and self._devices is not None:
+            self._devices.copied(messages.read_json(body))
         elif kind == messages.LOG:
             self._log(self._process.name, *messages.read_json(body))
         elif kind == messages.DONE:

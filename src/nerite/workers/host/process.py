@@ -72,9 +72,8 @@ class WorkerPlan:
         else:
             instance = replace(self.instance, name=name)
             process = self.server_context.fork_server.spawn(instance, self.interpreter, self.environment)
-        return process, WorkerChannel(
-            process, arena, self.server_context.foreign_segments, self.server_context.log, ask
-        )
+        context = self.server_context
+        return process, WorkerChannel(process, arena, context.foreign_segments, context.log, ask, context.devices)
 
     def order(self, seat: int) -> dict[str, Any]:
         """Return the LOAD message's JSON, with which a worker opens the model and makes the instance at ``seat``."""

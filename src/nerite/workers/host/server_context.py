@@ -14,6 +14,7 @@ from nerite.cache.interface import ResponseCache
 from nerite.config.options import MetricsOptions, QueueOptions
 from nerite.core.request import RequestHeader
 from nerite.core.tensor import Buffer
+from nerite.devices.devices import Devices
 from nerite.dispatch.busy_poll import BusyPoll
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.placement import HostPolicies
@@ -57,6 +58,8 @@ class ServerContext:
     metrics: MetricsOptions
     ledger: Ledger | None = None
     """Records what requests cost, if the server has one."""
+    devices: Devices | None = None
+    """The GPUs, if tensors can be on them."""
 
     def blocking(self, work: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         """Run a blocking function on the loader."""

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 from nerite.core import model_calls
 from nerite.core.request import InferenceRequest, RequestHeader
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import TensorData
 from nerite.workers.child.worker import Worker
 from nerite.workers.host.fork_server import ForkedProcess
 
@@ -112,7 +112,7 @@ class ThreadCalls:
     def call(
         self,
         header: RequestHeader,
-        data: Sequence[Buffer],
+        data: Sequence[TensorData],
         name: str,
         parent: InferenceRequest | None,
         *,

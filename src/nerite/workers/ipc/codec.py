@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from nerite.core import headers
 from nerite.core.byte_budget import ByteBudget
@@ -31,11 +31,12 @@ from nerite.core.failures import report
 from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, Reschedule, ResponseHeader
 from nerite.core.signature import shape_text
-from nerite.core.tensor import Buffer, TensorSpec
+from nerite.core.tensor import Buffer, DeviceBuffer, TensorData, TensorSpec, address_of
 from nerite.core.text import quoted_text
+from nerite.devices import exchange
 from nerite.workers.ipc import messages
 from nerite.workers.ipc.messages import PADDING
-from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases, address_of
+from nerite.workers.ipc.shared_memory import Arena, BufferBorrower, BufferLeases
 
 _RECORD: Final = struct.Struct("<II")
 RECORD_SIZE: Final = _RECORD.size
@@ -56,6 +57,8 @@ KEEP_NONE: Final = 0xFFFFFFFF
 _INLINE: Final = 0
 _RECEIVERS: Final = 0x80000000
 """Flag: the data is in the receiver's own arena, because an input is returned as an output."""
+_ON_DEVICE: Final = 0x20000000
+"""Flag: the data is in the server's pool on the GPU whose number is that of the segment."""
 _NO_RECORD: Final = _RECORD.pack(_NOTHING, 0)
 _AGAIN_RECORD: Final = _RECORD.pack(_AGAIN, 0)
 
@@ -137,6 +140,23 @@ class HeaderTable(Generic[Header]):
         self._known_free = 0
 
 
+class DeviceLender(Protocol):
+    """Places tensors in the server's pools of GPU memory, which the other process can open."""
+
+    def place(self, buffer: DeviceBuffer) -> tuple[int, DeviceBuffer] | None:
+        """Return where a tensor begins in the pool of its GPU, possibly as a copy, and what to keep meanwhile.
+
+        None if it cannot be there: it is sent from the host.
+        """
+
+
+class DeviceViewer(Protocol):
+    """Finds tensors in the server's pools of GPU memory."""
+
+    def base(self, device: int, offset: int) -> tuple[int, object]:
+        """Return the address at which a pool begins here, and what keeps the memory at ``offset`` allocated."""
+
+
 class Packer(Generic[Header]):
     """The sending half of the codec: maps headers to keys, and tensors to places in memory."""
 
@@ -146,6 +166,7 @@ class Packer(Generic[Header]):
         "_budget",
         "_buffer_leases",
         "_describe",
+        "_device_lender",
         "_elsewhere",
         "_marked",
         "_new",
@@ -161,6 +182,7 @@ class Packer(Generic[Header]):
         budget: ByteBudget,
         elsewhere: Callable[[memoryview, int], tuple[int, int] | None] = lambda _view, _address: None,
         describe: Callable[[Header], dict[str, Any]] = headers.header_to_json,
+        device_lender: DeviceLender | None = None,
     ) -> None:
         """``budget`` bounds the cached headers. ``describe`` returns the JSON form of a header.
 
@@ -168,6 +190,7 @@ class Packer(Generic[Header]):
         The receiver may write there, too, unless the view is read-only.
         """
         self._elsewhere = elsewhere
+        self._device_lender = device_lender
         self._describe: Callable[[Header], dict[str, Any]] = describe
         self._arena = arena
         self._buffer_leases = buffer_leases
@@ -191,17 +214,21 @@ class Packer(Generic[Header]):
         self.table.withdraw(self._new)
         self._new.clear()
 
-    def record(self, header: Header, name: str, data: Sequence[Buffer], parts: list[Buffer]) -> None:
+    def record(self, header: Header, name: str, data: Sequence[TensorData], parts: list[Buffer]) -> None:
         """Append one request or response to ``parts``.
 
         Raises if it cannot be packed: then the message has to be withdrawn.
         """
         entry = self.entries.get(header)
+        if self._device_lender is not None and any(isinstance(each, DeviceBuffer) for each in data):
+            self._placed_record(header, name, data, parts)
+            return
         if entry is not None and entry.plain and not name:
             parts.append(entry.record)
             sizes = entry.sizes
             at = 0
-            for buffer in data:
+            on_host: Any = data
+            for buffer in on_host:
                 if (size := len(buffer)) != sizes[at]:
                     raise _misfit(entry, data)
                 parts.append(buffer)
@@ -209,6 +236,11 @@ class Packer(Generic[Header]):
                     parts.append(PADDING[odd])
                 at += 1  # noqa: SIM113  # enumerate costs more
             return
+        self._placed_record(header, name, data, parts)
+
+    def _placed_record(self, header: Header, name: str, data: Sequence[TensorData], parts: list[Buffer]) -> None:
+        """Append a request or response with a table of places."""
+        entry = self.entries.get(header)
         raw = name.encode()
         if entry is None:
             entry = self._introduce(header, 1 + len(raw), parts)
@@ -222,10 +254,14 @@ class Packer(Generic[Header]):
             at += 1  # noqa: SIM113
         self.buffers(raw, data, parts)
 
-    def buffers(self, name: bytes, data: Sequence[Buffer], parts: list[Buffer]) -> None:
+    def buffers(self, name: bytes, data: Sequence[TensorData], parts: list[Buffer]) -> None:
         """Append a table of placements, ``name``, and the buffers that are not placed in shared memory."""
         inline: list[Buffer] = []
         for buffer in data:
+            if isinstance(buffer, DeviceBuffer) and (place := self._lend_on_device(buffer)) is not None:
+                parts.append(place)
+                continue
+            buffer = exchange.on_host(buffer)
             size = len(buffer)
             if size >= INLINE_LIMIT and (place := self._lend(memoryview(buffer))) is not None:
                 parts.append(place)
@@ -246,6 +282,18 @@ class Packer(Generic[Header]):
         size = len(text)
         parts += (_RECORD.pack(_NEW, name), _RECORD.pack(key, size), text, PADDING[size & 7])
         return entry
+
+    def _lend_on_device(self, buffer: DeviceBuffer) -> bytes | None:
+        borrowed = self._borrower.find(buffer.address, buffer.size)
+        if borrowed is not None:
+            device, offset, token = borrowed
+            return _PLACE.pack(buffer.size, offset, device | _RECEIVERS | _ON_DEVICE, token)
+        placed = None if self._device_lender is None else self._device_lender.place(buffer)
+        if placed is None:
+            return None
+        offset, kept = placed
+        token = self._buffer_leases.lend(kept, offset)
+        return _PLACE.pack(buffer.size, offset, buffer.device | _ON_DEVICE, token)
 
     def _lend(self, view: memoryview) -> bytes | None:
         size = len(view)
@@ -273,12 +321,17 @@ class Packer(Generic[Header]):
 class Unpacker(Generic[Header]):
     """The receiving half of the codec."""
 
-    __slots__ = ("_borrower", "_buffer_leases", "_read", "entries")
+    __slots__ = ("_borrower", "_buffer_leases", "_device_viewer", "_read", "entries")
 
     def __init__(
-        self, buffer_leases: BufferLeases, borrower: BufferBorrower, read: Callable[[dict[str, Any]], Header]
+        self,
+        buffer_leases: BufferLeases,
+        borrower: BufferBorrower,
+        read: Callable[[dict[str, Any]], Header],
+        device_viewer: DeviceViewer | None = None,
     ) -> None:
         """``read`` makes a header from the JSON of ``headers.header_to_json``."""
+        self._device_viewer = device_viewer
         self._buffer_leases = buffer_leases
         self._borrower = borrower
         self._read: Callable[[dict[str, Any]], Header] = read
@@ -286,7 +339,7 @@ class Unpacker(Generic[Header]):
 
     def record(
         self, body: memoryview, at: int
-    ) -> tuple[Header | NeriteError | type[Reschedule] | None, str, list[Buffer], int]:
+    ) -> tuple[Header | NeriteError | type[Reschedule] | None, str, list[TensorData], int]:
         """Return header (or error or None), id, tensors, and where the next record begins.
 
         ``Reschedule`` stands for a request that is to run again; the record of its states is the next one.
@@ -306,19 +359,24 @@ class Unpacker(Generic[Header]):
         name, data, at = self.buffers(body, at, name_size - 1, len(entry.layout))
         return entry.header, name.decode(), data, at
 
-    def buffers(self, body: memoryview, at: int, name_size: int, count: int) -> tuple[bytes, list[Buffer], int]:
+    def buffers(self, body: memoryview, at: int, name_size: int, count: int) -> tuple[bytes, list[TensorData], int]:
         """Return the name and the ``count`` buffers that ``Packer.buffers`` appended, and where they end."""
         places = [_PLACE.unpack_from(body, at + index * _PLACE.size) for index in range(count)]
         at += len(places) * _PLACE.size
         name = bytes(body[at : at + name_size])
         at += (name_size + 7) & ~7
-        data: list[Buffer] = []
+        data: list[TensorData] = []
         for size, offset, segment, token in places:
             if segment == _INLINE:
                 data.append(body[at : at + size])
                 at += (size + 7) & ~7
             elif segment & _RECEIVERS:
                 data.append(self._buffer_leases.part(token, offset, size))
+            elif segment & _ON_DEVICE:
+                assert self._device_viewer is not None
+                device = segment & ~_ON_DEVICE
+                base, memory = self._device_viewer.base(device, offset)
+                data.append(self._borrower.device_view(device, base, offset, size, token, memory))
             else:
                 data.append(self._borrower.view(segment - 1, offset, size, token))
         return name, data, at
@@ -335,7 +393,7 @@ class Unpacker(Generic[Header]):
             self.entries[key] = entry
         return entry, at + ((size + 7) & ~7)
 
-    def _error(self, body: memoryview, at: int) -> tuple[NeriteError, str, list[Buffer], int]:
+    def _error(self, body: memoryview, at: int) -> tuple[NeriteError, str, list[TensorData], int]:
         at += _RECORD.size
         (size,) = _SIZE.unpack_from(body, at)
         at += _SIZE.size
@@ -346,7 +404,7 @@ def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
     return header.inputs if isinstance(header, RequestHeader) else header.outputs
 
 
-def _misfit(entry: HeaderEntry[Any], data: Sequence[Buffer]) -> NeriteError:
+def _misfit(entry: HeaderEntry[Any], data: Sequence[TensorData]) -> NeriteError:
     """Return the error for tensors whose sizes differ from those in their header."""
     for spec, buffer in zip(_specs(entry.header), data, strict=True):
         if len(buffer) != spec.byte_size >= 0:
@@ -358,14 +416,18 @@ def _misfit(entry: HeaderEntry[Any], data: Sequence[Buffer]) -> NeriteError:
     raise AssertionError("all tensors have the sizes that their header says")
 
 
-def request_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[RequestHeader]:
+def request_unpacker(
+    buffer_leases: BufferLeases, borrower: BufferBorrower, device_viewer: DeviceViewer | None = None
+) -> Unpacker[RequestHeader]:
     """Return the receiving half of the codec for requests."""
-    return Unpacker(buffer_leases, borrower, headers.request_header_from_json)
+    return Unpacker(buffer_leases, borrower, headers.request_header_from_json, device_viewer)
 
 
-def response_unpacker(buffer_leases: BufferLeases, borrower: BufferBorrower) -> Unpacker[ResponseHeader]:
+def response_unpacker(
+    buffer_leases: BufferLeases, borrower: BufferBorrower, device_viewer: DeviceViewer | None = None
+) -> Unpacker[ResponseHeader]:
     """Return the receiving half of the codec for responses."""
-    return Unpacker(buffer_leases, borrower, headers.response_header_from_json)
+    return Unpacker(buffer_leases, borrower, headers.response_header_from_json, device_viewer)
 
 
 def response_record(packer: Packer[ResponseHeader], response: InferenceResponse | None, parts: list[Buffer]) -> None:

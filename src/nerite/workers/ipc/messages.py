@@ -56,6 +56,8 @@ ADAPTER: Final = 12  # JSON: load this LoRA adapter at this seat, or unload it i
 CONTEXTS: Final = 13  # the count is the number of requests in it
 TRIM: Final = 14  # release tensor memory that was not used since the last TRIM
 SLEEP: Final = 15  # JSON: have the instance at this seat sleep, or wake
+DEVICE_POOL: Final = 36  # JSON: the server's pool of memory on a GPU, which later messages refer to
+DEVICE_GRANT: Final = 37  # JSON: a part of it that the worker may write to; of no bytes if there is none
 # From a worker to the server.
 DONE: Final = 16  # JSON: the reply to COMPLETE, LOAD, IS_READY, ADAPTER, SLEEP or CLOSE; with the count of that message
 FAILED: Final = 17  # JSON: code and message of an error; sent instead of DONE
@@ -71,6 +73,8 @@ REPORT: Final = 27  # the count is the seat of the engine
 METRICS: Final = 28  # JSON: number of changes, and the metrics of the models in this worker with all those changes
 METRICS_DUE: Final = 30  # JSON: number of changes before the next response; METRICS with them follows
 CANCEL_CALL: Final = 29  # cancel a call; its responses are still wanted
+DEVICE_WANTED: Final = 31  # JSON: a GPU, and how many bytes of the server's pool there the worker lacks
+DEVICE_COPIES: Final = 32  # JSON: number and bytes of the copies since the last one, by direction
 # In both directions.
 SEGMENT: Final = 33  # JSON: memory to map; its descriptor comes over the second socket
 RETURN: Final = 34  # tokens of borrowed views that are released

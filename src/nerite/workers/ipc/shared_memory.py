@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.core.memory import memory_file
+from nerite.core.tensor import DeviceBuffer
 
 MIN_SIZE = 64 * 1024
 SEGMENT_SIZE = 64 * 1024 * 1024
@@ -38,11 +39,6 @@ TRIM_STEP = 0.02
 """Seconds between two steps of ``Arena.trim``."""
 TRIMMED_AT_ONCE = 8 * 1024 * 1024
 """Bytes that one call to the operating system releases."""
-
-
-def address_of(view: memoryview) -> int:
-    """Return the address of a view's bytes."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 class Segment:
@@ -197,7 +193,7 @@ class BufferLeases:
     __slots__ = ("leased", "mark")
 
     def __init__(self) -> None:
-        self.leased: dict[int, tuple[memoryview, int]] = {}
+        self.leased: dict[int, tuple[memoryview | DeviceBuffer, int]] = {}
         self.mark = 0
         """Token of the last view that was lent."""
 
@@ -207,20 +203,31 @@ class BufferLeases:
             self.leased.pop(self.mark, None)
             self.mark = (self.mark - 1) & 0xFFFFFFFF
 
-    def lend(self, view: memoryview, offset: int) -> int:
+    def lend(self, view: memoryview | DeviceBuffer, offset: int) -> int:
         """Keep ``view``, which begins at ``offset`` of its segment; return its token."""
         self.mark = token = (self.mark + 1) & 0xFFFFFFFF
         self.leased[token] = (view, offset)
         return token
 
-    def part(self, token: int, offset: int, size: int) -> memoryview:
+    def part(self, token: int, offset: int, size: int) -> memoryview | DeviceBuffer:
         """Return a part of a lent view, which the borrower returns as its own output."""
         view, start = self.leased[token]
+        if isinstance(view, DeviceBuffer):
+            return view.part(offset - start, size)
         return view[offset - start : offset - start + size]
 
     def returned(self, token: int) -> None:
         """Drop a view that the borrower has released."""
         self.leased.pop(token, None)
+
+
+class _BorrowedMemory:
+    """Owner of borrowed memory of a GPU, and what keeps that allocated."""
+
+    __slots__ = ("__weakref__", "_memory")
+
+    def __init__(self, memory: object) -> None:
+        self._memory = memory
 
 
 class BufferBorrower:
@@ -256,6 +263,20 @@ class BufferBorrower:
         address = self._segments[segment].base + offset
         self.live[token] = (weakref.ref(array, gone), address, size, segment, offset)
         return array.data
+
+    def device_view(self, device: int, base: int, offset: int, size: int, token: int, memory: object) -> DeviceBuffer:
+        """Return a view on memory of a pool, which begins at ``base``; as ``view`` does.
+
+        ``memory`` is kept as long as the view.
+        """
+        owner = _BorrowedMemory(memory)
+
+        def gone(_: object) -> None:
+            del self.live[token]
+            self.released.append(token)
+
+        self.live[token] = (weakref.ref(owner, gone), base + offset, size, device, offset)
+        return DeviceBuffer(device, base + offset, size, owner)
 
     def take_released(self) -> list[int]:
         """Return and remove the tokens to return."""
