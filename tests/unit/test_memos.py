@@ -98,6 +98,7 @@ SMALL: Final = {
     "http2/headers.py:_decode_short": "texts of at most 64 bytes, at most 1,024",
     "http2/frames.py:block_start": "nine bytes, at most 128 times",
     "http2/headers.py:_checked": "fields of at most 128 bytes, at most 4,096",
+    "scheduling/ensemble.py:_takers": "tensors of an ensemble, as many times as its steps take them",
     "scheduling/ensemble.py:_plans": "steps of an ensemble by the outputs that are wanted, at most 64 times",
     "observability/model_metrics.py:_powers_up_to": "a few numbers for each size of batches",
     "judge/counts.py:_clusters": "hashes, at most 16,384 for each gate of a rollout",

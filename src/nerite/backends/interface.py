@@ -19,6 +19,7 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.devices.pools import PinnedPool
 
 INTERFACE: Final = 1
 """Version of this interface. A backend from a package declares in ``interface`` the version it is written for. The
@@ -106,6 +107,8 @@ class InstanceContext:
     sharing: int = field(default=1, compare=False)
     """The number of instances of the model on these cores, including this one."""
     reporter: Reporter = field(default=UNHEARD, compare=False, repr=False)
+    pinned: PinnedPool | None = field(default=None, compare=False, repr=False)
+    """Pinned memory of the process, if it has any."""
 
 
 class Instance(Protocol):

@@ -95,9 +95,10 @@ class DeviceBuffer:
     def __len__(self) -> int:
         return self.size
 
-    def part(self, start: int, size: int) -> DeviceBuffer:
-        """Return ``size`` of its bytes from ``start`` on."""
-        return DeviceBuffer(self.device, self.address + start, size, self.owner)
+    def __getitem__(self, part: slice) -> DeviceBuffer:
+        """Return a part of it, as of other buffers."""
+        start, end, _ = part.indices(self.size)
+        return DeviceBuffer(self.device, self.address + start, max(end - start, 0), self.owner)
 
 
 TensorData: TypeAlias = Buffer | DeviceBuffer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -236,6 +237,16 @@ class DeviceArray:
         self.datatype = datatype
         self.shape = shape
         self.buffer = buffer
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The type as which numpy views the elements."""
+        return self.datatype.numpy
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     def __dlpack__(self, **_: object) -> object:
         """Return a capsule. The bytes are complete, so no stream has to wait."""

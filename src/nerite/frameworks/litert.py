@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends import machine
-from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
+from nerite.backends.arrays.instance import Compute
 from nerite.backends.configuration import (
     TensorPort,
     accelerators,

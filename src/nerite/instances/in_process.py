@@ -8,13 +8,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nerite.backends.interface import Instance
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import ExecutionTimes, TraceContext
 from nerite.core.failures import report
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, at_hand
 from nerite.core.response import InferenceResponse
 from nerite.instances.instance import (
     Batch,
@@ -22,8 +23,12 @@ from nerite.instances.instance import (
     Done,
     ModelInstance,
     OnReport,
+    OverlappingInstance,
     Part,
     current_span_of,
+    enter_span,
+    failed_batch,
+    leave_span,
     run_model,
 )
 from nerite.observability.custom_metrics import ReportedMetrics
@@ -187,6 +192,115 @@ class ThreadInstance(InProcessInstance):
         while (hand_over := self._jobs.get()()) is not None:
             self._loop.call_soon_threadsafe(hand_over)
             del hand_over  # it references the batch, and the next job may take long to come
+
+
+class OverlappedInstance(InProcessInstance):
+    """Begins batches in one thread and finishes them in another, for instances whose work is done by a GPU.
+
+    While one batch is computed, the inputs of the next one are copied. Both threads start with the first batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instance: OverlappingInstance,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        """Both threads call ``settle`` first."""
+        super().__init__(name, instance, ahead=True)
+        self._overlapping = instance
+        self._loop = loop
+        self._settle = settle
+        self._pending = 0
+        self._batches: queue.SimpleQueue[tuple[Batch, TraceContext | None] | None] = queue.SimpleQueue()
+        self._finishing: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is not finished."""
+        return self._pending > 0
+
+    def run(self, batch: Batch) -> None:
+        """Hand a batch to the thread that begins it."""
+        self._start()
+        self._batches.put((batch, current_span_of(batch) if self.traced else None))
+        self._pending += 1
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Finalize the model when all batches are finished, and end the threads."""
+        self._start()
+
+        def finalize() -> Callable[[], None]:
+            self._finalize()
+            return closed
+
+        self._finishing.put(finalize)
+        self._batches.put(None)
+
+    def _start(self) -> None:
+        """Start the threads. Raises ``RuntimeError``, and nothing has begun, if that is not possible."""
+        for work in (self._begin_batches, self._finish_batches)[len(self._threads) :]:
+            thread = threading.Thread(target=work, name=self.name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _begin_batches(self) -> None:
+        self._prepare()
+        while (item := self._batches.get()) is not None:
+            batch, span = item
+            timings = ExecutionTimes()
+            self._finishing.put(partial(self._finished, batch, timings, self._begun(batch, timings, span)))
+            del item, batch
+        self._finishing.put(None)
+
+    def _begun(
+        self, batch: Batch, timings: ExecutionTimes, span: TraceContext | None
+    ) -> Callable[[], Sequence[InferenceResponse | None]]:
+        before = at_hand.set(batch)
+        entered = None if span is None else enter_span(span)
+        try:
+            return self._overlapping.begin(batch, timings)
+        except BaseException as error:
+            responses = failed_batch(error, self.name, batch, timings)
+            return lambda: responses
+        finally:
+            if entered is not None:
+                leave_span(entered)
+            at_hand.reset(before)
+
+    def _finish_batches(self) -> None:
+        self._prepare()
+        while (finish := self._finishing.get()) is not None:
+            self._loop.call_soon_threadsafe(finish())
+            del finish
+
+    def _finished(
+        self, batch: Batch, timings: ExecutionTimes, finish: Callable[[], Sequence[InferenceResponse | None]]
+    ) -> Callable[[], None]:
+        """Finish a batch; return what passes the responses on."""
+        before = at_hand.set(batch)
+        try:
+            responses = list(finish())
+        except BaseException as error:
+            responses = failed_batch(error, self.name, batch, timings)
+        at_hand.reset(before)
+        timings.end()
+
+        def hand_over() -> None:
+            self._pending -= 1
+            self.done(self, batch, responses, timings)
+
+        return hand_over
+
+    def _prepare(self) -> None:
+        if self._settle is not None:
+            try:
+                self._settle()
+            except Exception as error:  # the thread computes all the same, wherever it is placed
+                report("dispatcher", error, f"of instance '{self.name}'")
 
 
 class LoopInstance(InProcessInstance):

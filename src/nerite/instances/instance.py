@@ -9,7 +9,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from nerite.backends.interface import Instance
 from nerite.core.engine_report import EngineReport
@@ -327,18 +327,34 @@ def run_model(
         responses: list[InferenceResponse | None] = list(instance.execute(requests, timings))
         if len(responses) != len(requests):
             raise Internal(f"instance '{name}' returned {len(responses)} responses for {len(requests)} requests")
-    except NeriteError as error:
-        timings.failed = True
-        responses = [InferenceResponse.failed(error.without_frames())] * len(requests)
     except BaseException as error:
         if not (contained or isinstance(error, Exception)):
             raise
-        _log.error("instance '%s' failed\n%s", name, traceback_of(error))
-        timings.failed = True
-        failure = Internal(f"{type(error).__name__}: {message_of(error)}")
-        responses = [InferenceResponse.failed(failure)] * len(requests)
+        responses = failed_batch(error, name, requests, timings)
     if entered is not None:
         leave_span(entered)
     at_hand.reset(before)
     timings.end()
     return responses
+
+
+def failed_batch(
+    error: BaseException, name: str, requests: Sequence[InferenceRequest], timings: ExecutionTimes
+) -> list[InferenceResponse | None]:
+    """Return the responses to a batch whose execution has raised ``error``; log it if it is unforeseen."""
+    timings.failed = True
+    if isinstance(error, NeriteError):
+        return [InferenceResponse.failed(error.without_frames())] * len(requests)
+    _log.error("instance '%s' failed\n%s", name, traceback_of(error))
+    failure = Internal(f"{type(error).__name__}: {message_of(error)}")
+    return [InferenceResponse.failed(failure)] * len(requests)
+
+
+@runtime_checkable
+class OverlappingInstance(Instance, Protocol):
+    """An instance that can begin a batch while an earlier one is not finished."""
+
+    def begin(
+        self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
+    ) -> Callable[[], Sequence[InferenceResponse | None]]:
+        """Begin a batch; return what finishes it, to be called once, by another thread. Raises as ``execute``."""

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from nerite.backends.interface import Instance, InstanceContext, Model
 from nerite.core.thread_binding import bind_to_place
+from nerite.devices.devices import Devices
 from nerite.dispatch.rate_limited import InstanceResources
-from nerite.instances.in_process import LoopInstance, ThreadInstance
-from nerite.instances.instance import ModelInstance
+from nerite.instances.in_process import LoopInstance, OverlappedInstance, ThreadInstance
+from nerite.instances.instance import ModelInstance, OverlappingInstance
 from nerite.instances.placement import InstancePlan
 from nerite.observability.load_times import stage
 from nerite.workers.host.instance import RemoteInstance
@@ -84,8 +85,17 @@ class WorkerFactory:
 class InProcessFactory:
     """Creates instances of a backend that runs in the server process."""
 
-    def __init__(self, model: Model, loop: asyncio.AbstractEventLoop, loader: Executor, *, on_loop_only: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        loop: asyncio.AbstractEventLoop,
+        loader: Executor,
+        devices: Devices | None,
+        *,
+        on_loop_only: bool,
+    ) -> None:
         """``on_loop_only``: the instances execute on the loop and have no threads."""
+        self._devices = devices
         self._model = model
         self._loop = loop
         self._loader = loader
@@ -107,6 +117,8 @@ class InProcessFactory:
         return [self._instance(context, backend_instance) for context, backend_instance in made]
 
     def _backend_instance(self, context: InstanceContext) -> Instance:
+        if context.kind == "GPU" and self._devices is not None:
+            context = replace(context, pinned=self._devices.open_pinned())
         if not context.cores:
             return self._model.instance(context)
         # Threads that a framework starts inherit the CPU affinity of the thread that creates the instance.
@@ -119,6 +131,8 @@ class InProcessFactory:
                 _log.warning("'%s' runs on the server's loop: its host policy is ignored", context.name)
             return LoopInstance(context.name, backend_instance)
         bind = partial(_bind_thread, context) if context.cores else None
+        if isinstance(backend_instance, OverlappingInstance):
+            return OverlappedInstance(context.name, backend_instance, self._loop, settle=bind)
         # Frameworks often bind the state of an accelerator to one thread.
         return ThreadInstance(
             context.name, backend_instance, self._loop, on_loop=context.kind != "GPU" and not bind, settle=bind

@@ -236,6 +236,8 @@ class Launcher:
             meter,
         )
         running.device_placement = placement
+        if placement is not None and not placement.pooled and self._server_context.devices is not None:
+            running.pinned = self._server_context.devices.pinned
         # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         running.fusible = resources is None and config.sequence_batching is None and not alone
@@ -341,7 +343,8 @@ class Launcher:
             found = await run(registry.backend_of, context)
             model = await run(found.open, context)
         return InProcessFactory(
-            model, self._server_context.loop, self._server_context.loader, on_loop_only=_mode(context) == "in_process"
+            *(model, self._server_context.loop, self._server_context.loader, self._server_context.devices),
+            on_loop_only=_mode(context) == "in_process",
         )
 
     def _samples(self, config: ModelConfig, context: ModelContext, signature: Signature) -> list[WarmUpSample]:

@@ -22,6 +22,7 @@ from nerite.core.memory import OwnMemory
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
+from nerite.devices.pools import PinnedPool
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, all_ready
 from nerite.instances.placement import InstancePlan
@@ -72,6 +73,7 @@ class RunningVersion:
         "name",
         "number",
         "own_memory",
+        "pinned",
         "routed",
         "signature",
         "statistics",
@@ -121,6 +123,8 @@ class RunningVersion:
         """A route decides which version answers requests that name none."""
         self.device_placement: DevicePlacement | None = None
         """Where it takes tensors that are on a GPU; set by the launcher."""
+        self.pinned: PinnedPool | None = None
+        """Pinned memory that requests are received in; set by the launcher."""
         self.fusible = False
         """See ``VersionHandle``; set by the launcher."""
         self.cached = bool(config.response_cache and config.response_cache.enable)
@@ -327,8 +331,12 @@ class RunningVersion:
         self._scheduler.notify_observers()
 
     def receive_buffer(self, size: int) -> memoryview | None:
-        """Return writable shared memory that instances can read without a copy; None if the arena is exhausted."""
-        return self._arena.allocate(size)
+        """Return writable memory that instances can read without a copy; None if none is left.
+
+        For instances on GPUs in this process it is pinned, as long as there is room; for others, shared memory.
+        """
+        pinned = None if self.pinned is None else self.pinned.allocate(size)
+        return self._arena.allocate(size) if pinned is None else pinned
 
     def _subscribe(self, instance: ModelInstance) -> None:
         """Subscribe to the reports of an instance, and process the one it may already have sent."""

@@ -126,12 +126,17 @@ class EnsembleLinker:
         self, record: ModelRecord, assembly: EnsembleDefinition, targets: Sequence[StepTarget]
     ) -> dict[int, RunningVersion]:
         config, signature = assembly.finished(targets)
-        parts = [StepModel(running.signature, running.decoupled) for _, running in targets]
+        parts = [StepModel(running.signature, running.decoupled, _device(running)) for _, running in targets]
         record.assembly, record.parts = assembly, _link_key(targets)
         return {
             version: self._maker.assemble(record.name, version, config, signature, parts)
             for version in assembly.versions
         }
+
+
+def _device(running: RunningVersion) -> int | None:
+    placement = running.device_placement
+    return None if placement is None else placement.device
 
 
 def _link_key(targets: Sequence[StepTarget]) -> tuple[object, ...]:
@@ -143,6 +148,7 @@ def _link_key(targets: Sequence[StepTarget]) -> tuple[object, ...]:
             part.signature.inputs,
             part.signature.outputs,
             part.decoupled,
+            _device(part),
         )
         for namespace, part in targets
     )

@@ -29,6 +29,8 @@ class StepModel(NamedTuple):
 
     signature: Signature
     decoupled: bool = False
+    device: int | None = None
+    """The GPU in whose memory it takes inputs and may leave outputs; None for the host."""
 
 
 class GraphStep(NamedTuple):
@@ -49,6 +51,8 @@ class GraphStep(NamedTuple):
     """The model may send any number of responses."""
     signature: Signature
     """Signature of the model."""
+    device: int | None = None
+    """As in ``StepModel``."""
 
     @property
     def batched(self) -> bool:
@@ -59,7 +63,7 @@ class GraphStep(NamedTuple):
 class StepPlan:
     """Steps needed for a set of requested outputs. Compared by identity."""
 
-    __slots__ = ("outputs", "shared", "signature", "steps", "version")
+    __slots__ = ("_takers", "outputs", "shared", "signature", "steps", "version")
 
     def __init__(
         self,
@@ -77,6 +81,23 @@ class StepPlan:
         """In the order of the response: the last declared first, as in Triton."""
         self.shared = shared
         """Tensors that have several consumers (steps, or the caller)."""
+        self._takers: dict[str, list[int | None]] = {}
+        """Devices of the steps that take each tensor."""
+        for step in steps:
+            for _, tensor in step.inputs:
+                self._takers.setdefault(tensor, []).append(step.device)
+
+    def device_outputs(self, step: GraphStep, caller: RequestHeader) -> frozenset[str]:
+        """Return the outputs of a step that may stay on its GPU: all who take them do so there."""
+        if step.device is None:
+            return frozenset()
+        found = set()
+        for name, tensor in step.outputs:
+            takers, answered = self._takers.get(tensor, []), tensor in self.outputs
+            stays = all(device == step.device for device in takers) and (not answered or caller.takes_on_device(tensor))
+            if stays and (takers or answered):
+                found.add(name)
+        return frozenset(found)
 
 
 class EnsembleGraph:
@@ -128,6 +149,7 @@ def _step(number: int, step: ModelEnsembling.Step, part: StepModel) -> GraphStep
         tuple(step.output_map.items()),
         part.decoupled,
         part.signature,
+        part.device,
     )
 
 
@@ -323,6 +345,7 @@ class EnsembleProgressCache:
             sequence_start=caller.sequence_start,
             sequence_end=caller.sequence_end,
             caller=caller.caller,
+            device_outputs=self.plan.device_outputs(step, caller),
         )
         header.namespace = step.namespace
         return StepStart(step, header, tuple(places), tuple(shared), self.plan)

@@ -58,7 +58,7 @@ def executed(cores: tuple[int, ...], times: int, *, on_loop_only: bool = False) 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as loader:
-            maker = InProcessFactory(notes, loop, loader, on_loop_only=on_loop_only)
+            maker = InProcessFactory(notes, loop, loader, None, on_loop_only=on_loop_only)
             (instance,) = await maker.make(
                 [InstancePlan(InstanceContext("m_0", cores=cores), False, ResourceClaim())], {}
             )

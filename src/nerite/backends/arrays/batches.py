@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.tensor import Array, Buffer, encode_bytes
+from nerite.core.tensor import Array, Buffer, TensorData, encode_bytes
+from nerite.devices.dlpack import DeviceArray
 
 LARGE: Final = 32 << 20
 """Bytes in one input of a batch from which on the instance's own buffer is used."""
@@ -189,15 +190,19 @@ SMALL: Final = 8192
 """Bytes in one output of a batch up to which it is copied."""
 
 
-def reply_to_one(selection: OutputSelection, arrays: Sequence[Array]) -> InferenceResponse:
+OutputArray: TypeAlias = Array | DeviceArray
+"""An output of a batch, on the host or on a GPU."""
+
+
+def reply_to_one(selection: OutputSelection, arrays: Sequence[OutputArray]) -> InferenceResponse:
     """Return the response to a request that was executed alone and has no ragged outputs."""
     return InferenceResponse(
         selection.header(tuple([array.shape for array in arrays])),
-        [encode_bytes(array) if array.dtype.kind == "O" else _raw(array) for array in arrays],
+        [_encoded(array) if array.dtype.kind == "O" else _raw(array) for array in arrays],
     )
 
 
-def replies_to_equals(call: ArrayCall, arrays: Sequence[Array], count: int) -> list[InferenceResponse]:
+def replies_to_equals(call: ArrayCall, arrays: Sequence[OutputArray], count: int) -> list[InferenceResponse]:
     """Return the responses to ``count`` requests with one call, without strings and ragged outputs."""
     rows = call.rows
     shapes, pieces = [], []
@@ -214,7 +219,7 @@ def replies_to_equals(call: ArrayCall, arrays: Sequence[Array], count: int) -> l
 
 
 def replies_to_all(
-    selection: OutputSelection, arrays: Sequence[Array], calls: Sequence[ArrayCall], sources: Mapping[str, str]
+    selection: OutputSelection, arrays: Sequence[OutputArray], calls: Sequence[ArrayCall], sources: Mapping[str, str]
 ) -> list[InferenceResponse]:
     """Return one response for each call of a batch, with the outputs that it requested.
 
@@ -241,14 +246,14 @@ def replies_to_all(
     return responses
 
 
-def _wrong_rows(port: TensorPort, array: Array, rows: int) -> Internal:
+def _wrong_rows(port: TensorPort, array: OutputArray, rows: int) -> Internal:
     return Internal(
         f"output '{port.name}' has shape {list(array.shape)} for a batch of {rows}; its first dimension has to be that "
         "of the batch"
     )
 
 
-def _row_shapes(port: TensorPort, array: Array, calls: Sequence[ArrayCall]) -> dict[ArrayCall, Shape]:
+def _row_shapes(port: TensorPort, array: OutputArray, calls: Sequence[ArrayCall]) -> dict[ArrayCall, Shape]:
     rows = sum([call.rows for call in calls])
     if array.shape[:1] != (rows,):
         raise _wrong_rows(port, array, rows)
@@ -256,21 +261,30 @@ def _row_shapes(port: TensorPort, array: Array, calls: Sequence[ArrayCall]) -> d
     return {call: (call.rows, *inner) for call in set(calls)}
 
 
-def _ragged_shapes(port: TensorPort, array: Array, calls: Sequence[ArrayCall], source: str) -> dict[ArrayCall, Shape]:
+def _ragged_shapes(
+    port: TensorPort, array: OutputArray, calls: Sequence[ArrayCall], source: str
+) -> dict[ArrayCall, Shape]:
     shapes = scattered(port, array.size, [call.shapes[source] for call in calls])
     return dict(zip(calls, shapes, strict=True))
 
 
-def _pieces(array: Array, sizes: Sequence[int]) -> list[Buffer]:
+def _pieces(array: OutputArray, sizes: Sequence[int]) -> Sequence[TensorData]:
     """Cut ``array`` into pieces with ``sizes`` elements, in wire form."""
     bounds = pairwise(accumulate(sizes, initial=0))
-    if array.dtype.kind == "O":
+    if not isinstance(array, DeviceArray) and array.dtype.kind == "O":
         flat = array.reshape(-1)
         return [encode_bytes(flat[start:end]) for start, end in bounds]
     raw = _raw(array)
-    width = array.itemsize
+    width = array.dtype.itemsize
     return [raw[start * width : end * width] for start, end in bounds]
 
 
-def _raw(array: Array) -> Buffer:
+def _encoded(array: OutputArray) -> bytes:
+    assert isinstance(array, np.ndarray), "strings are on the host"
+    return encode_bytes(array)
+
+
+def _raw(array: OutputArray) -> TensorData:
+    if isinstance(array, DeviceArray):
+        return array.buffer
     return array.tobytes() if array.nbytes <= SMALL else array.data.cast("B")

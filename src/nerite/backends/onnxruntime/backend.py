@@ -13,9 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.calls import strings_as_text
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
+from nerite.backends.arrays.instance import Compute
 from nerite.backends.configuration import Shape, flag
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import translating

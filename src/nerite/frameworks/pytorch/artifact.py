@@ -37,6 +37,7 @@ from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, Unavailable
 from nerite.core.tensor import DataType
+from nerite.devices import cuda
 from nerite.frameworks.pytorch.program import Program, TensorPath, TensorSlot
 
 _EXPORT: Final = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
@@ -421,7 +422,9 @@ def threads(plan: TorchPlan, context: ModelContext, instance: InstanceContext) -
 
 def device_name(instance: InstanceContext) -> str:
     """Return PyTorch's name of an instance's device; empty if the model chooses its own."""
-    return {"GPU": f"cuda:{instance.device}", "MODEL": ""}.get(instance.kind, "cpu")
+    if instance.kind == "GPU":
+        return f"cuda:{instance.device}" if cuda.FRAMEWORK_DEVICE == "cuda" else cuda.FRAMEWORK_DEVICE
+    return "" if instance.kind == "MODEL" else "cpu"
 
 
 def _count(context: ModelContext, key: str, other: str) -> int:

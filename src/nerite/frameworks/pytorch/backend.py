@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.graph import ModelGraph, complete_from_graph
+from nerite.backends.arrays.instance import Compute
 from nerite.backends.configuration import TensorPort, made_inputs, state_outputs
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.module import ModelModule
 from nerite.core.errors import InvalidArgument, NeriteError, NotInstalled
+from nerite.devices import cuda
 from nerite.frameworks.pytorch import artifact
 from nerite.frameworks.pytorch.artifact import Binding, ProgramKind, TorchArtifact, TorchPlan
 from nerite.frameworks.pytorch.program import Program, TensorSlot, load_torch, run_error, use_inter_op_threads
@@ -115,6 +117,10 @@ class PyTorchModel(ArrayModel[ProgramKey]):
 
         assert self._binding is not None, "not open"
         threads = artifact.threads(self._plan, self.context, instance)
+        if instance.kind == "GPU" and cuda.installed():
+            from nerite.frameworks.pytorch.device_run import DeviceProgramRun
+
+            return DeviceProgramRun(self.context.name, copy, self._binding, self._plan, threads, instance.device)
         return ProgramRun(self.context.name, copy, self._binding, self._plan, threads)
 
     def failure(self, error: Exception) -> NeriteError:

@@ -46,7 +46,7 @@ DATATYPES: Final = {kind: datatype for datatype, kind in TORCH.items()}
 def to_tensor(datatype: DataType, *, copied: bool, device: str) -> ToTensor:
     """Return the function that converts arrays of a type. ``copied``: the program may write into its inputs."""
     if datatype is dtypes.BYTES:
-        return _strings
+        return strings
 
     def view(array: Array) -> torch.Tensor:
         # A tensor in a message may start at any address; kernels expect a multiple of the element size.
@@ -69,28 +69,34 @@ def to_array(port: TensorPort, value: Any, inputs: Sequence[Any], *, copied: boo
     """
     if not isinstance(value, torch.Tensor):
         return _text(port, value)
-    expected = TORCH.get(port.datatype)
-    if value.dtype is not expected:
-        raise _wrong_type(port, str(DATATYPES[value.dtype].name if value.dtype in DATATYPES else value.dtype))
+    check_type(port, value.dtype)
     tensor = (value.detach() if value.requires_grad else value).cpu().contiguous()
     # Smaller outputs are copied into the response anyway.
-    if tensor.nbytes > SMALL and (copied or _is_shared(tensor, inputs)):
+    if tensor.nbytes > SMALL and (copied or is_shared(tensor, inputs)):
         tensor = tensor.clone()
-    array: Array = tensor.view(torch.uint16).numpy() if expected is torch.bfloat16 else tensor.numpy()
-    return _shaped(port, array)
+    array: Array = tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    return array.reshape(1) if is_declared_scalar(port, array.ndim) else array
 
 
-def _is_shared(tensor: torch.Tensor, inputs: Sequence[Any]) -> bool:
+def check_type(port: TensorPort, dtype: torch.dtype) -> None:
+    """Raise ``InvalidArgument`` if an output has another type than the configuration declares."""
+    if dtype is not TORCH.get(port.datatype):
+        raise _wrong_type(port, str(DATATYPES[dtype].name if dtype in DATATYPES else dtype))
+
+
+def is_shared(tensor: torch.Tensor, inputs: Sequence[Any]) -> bool:
+    """Return whether a tensor shares the memory of an input."""
     storage = tensor.untyped_storage().data_ptr()
     return any(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() == storage for each in inputs)
 
 
-def _shaped(port: TensorPort, array: Array) -> Array:
-    # A configuration declares [1] for a scalar.
-    return array.reshape(1) if not array.ndim and port.model_dims == (1,) and not port.batching else array
+def is_declared_scalar(port: TensorPort, dimensions: int) -> bool:
+    """Return whether an output is a scalar, for which the configuration declares [1]."""
+    return not dimensions and port.model_dims == (1,) and not port.batching
 
 
-def _strings(array: Array) -> list[Any]:
+def strings(array: Array) -> list[Any]:
+    """Return the elements of an array as a list, as which programs take strings."""
     texts: list[Any] = array.reshape(-1).tolist()
     return texts
 
@@ -155,23 +161,37 @@ class ProgramRun:
 
     def __call__(self, selection: OutputSelection, inputs: Mapping[str, Array]) -> Sequence[Array]:
         """Compute the outputs of ``selection``. Raises what PyTorch and the model's code raise."""
-        bound = self._all
-        if len(inputs) != len(bound.converters):
-            bound = self._bound(frozenset(inputs))
-        # At each run: it is set for the thread, which changes, and for libraries with one number for all threads.
+        bound = self._bound_to(inputs)
+        self._set_up()
+        with self._device(), self._mode():
+            values = [convert(inputs[name]) for name, convert in bound.converters]
+            result = bound.call(values)
+            paths = self._paths or self._find_paths(result)
+            copied = self.program.keeps_state
+            return [
+                to_array(port, at_path(result, paths[port.name]), values, copied=copied) for port in selection.ports
+            ]
+
+    def _set_up(self) -> None:
+        """Set what is set for the thread, which changes, and for libraries with one number for all threads."""
         torch.set_num_threads(self._threads)
         for setter, value in self._settings:
             setter(value)
-        with self._device(), torch.inference_mode() if self._plan.inference_mode else torch.no_grad():
-            values = [convert(inputs[name]) for name, convert in bound.converters]
-            result = bound.call(values)
-            paths = self._paths
-            if paths is None:
-                slots = [program_output(position, path, text=None) for position, path in enumerate(_leaves(result))]
-                named = artifact.output_names(self._model, self._binding.outputs, slots)
-                paths = self._paths = {name: slot.path for name, slot in named.items()}
-            copied = self.program.keeps_state
-            return [to_array(port, _at(result, paths[port.name]), values, copied=copied) for port in selection.ports]
+
+    def _mode(self) -> Any:
+        """Return a context in which PyTorch keeps nothing for gradients."""
+        return torch.inference_mode() if self._plan.inference_mode else torch.no_grad()
+
+    def _find_paths(self, result: Any) -> Mapping[str, TensorPath]:
+        """Return where the outputs are in a result, from the first one, as the program does not say."""
+        slots = [program_output(position, path, text=None) for position, path in enumerate(_leaves(result))]
+        named = artifact.output_names(self._model, self._binding.outputs, slots)
+        paths = self._paths = {name: slot.path for name, slot in named.items()}
+        return paths
+
+    def _bound_to(self, inputs: Mapping[str, object]) -> _Bound:
+        """Return the program bound to these inputs."""
+        return self._all if len(inputs) == len(self._all.converters) else self._bound(frozenset(inputs))
 
     def _bound(self, names: frozenset[str]) -> _Bound:
         """Return the program bound to these inputs; optional ones may be missing."""
@@ -207,7 +227,8 @@ def _leaves(value: Any, path: TensorPath = ()) -> Iterator[TensorPath]:
         yield path
 
 
-def _at(result: Any, path: TensorPath) -> Any:
+def at_path(result: Any, path: TensorPath) -> Any:
+    """Return the part of a result that a path leads to."""
     for step in path:
         result = result[step]
     return result

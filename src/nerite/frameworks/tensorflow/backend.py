@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
+from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph, complete_from_graph, declaration, needs_completion
+from nerite.backends.arrays.instance import Compute
 from nerite.backends.configuration import batching, first_instance, model_dims
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import NeriteError

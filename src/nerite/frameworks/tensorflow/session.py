@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from nerite.backends import machine
-from nerite.backends.arrays.backend import Compute
 from nerite.backends.arrays.batches import LARGE
 from nerite.backends.arrays.calls import OutputSelection
+from nerite.backends.arrays.instance import Compute
 from nerite.backends.machine import importing, translating
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nerite.backends.arrays import graph
-from nerite.backends.arrays.backend import ArrayInstance, ModelInterface
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
+from nerite.backends.arrays.instance import ArrayInstance, ModelInterface
 from nerite.backends.configuration import TensorPort, all_inputs, all_outputs, batching
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import core_share

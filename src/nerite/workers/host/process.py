@@ -77,8 +77,8 @@ class WorkerPlan:
 
     def order(self, seat: int) -> dict[str, Any]:
         """Return the LOAD message's JSON, with which a worker opens the model and makes the instance at ``seat``."""
-        # the worker has a reporter of its own
-        instance = {name: value for name, value in asdict(self.instance).items() if name != "reporter"}
+        # the worker has a reporter and memory of its own
+        instance = {name: value for name, value in asdict(self.instance).items() if name not in ("reporter", "pinned")}
         stay_awake = 0.0 if self.threaded else self.server_context.stay_awake
         more = {"adapters": self.adapters} if self.adapters else {}
         return write_context(self.backend, self.context, instance=instance, stay_awake=stay_awake, seat=seat, **more)

@@ -212,8 +212,6 @@ class BufferLeases:
     def part(self, token: int, offset: int, size: int) -> memoryview | DeviceBuffer:
         """Return a part of a lent view, which the borrower returns as its own output."""
         view, start = self.leased[token]
-        if isinstance(view, DeviceBuffer):
-            return view.part(offset - start, size)
         return view[offset - start : offset - start + size]
 
     def returned(self, token: int) -> None:

@@ -29,6 +29,7 @@ from cuda.stand_in.handles import (
     of_type,
     size_t,
 )
+from cuda.stand_in.memory import ALLOCATED, Region
 from cuda.stand_in.process import process, returns
 from cuda.stand_in.streams import DISABLE_TIMING, INTERPROCESS, NON_BLOCKING, Stream
 
@@ -246,6 +247,12 @@ def _copy(to: int, of: int, size: int, kind: cudaMemcpyKind, stream: Stream) -> 
     if not size:
         return
     target, source = process().memory.region(to, size), process().memory.region(of, size)
+    if process().frameworks:  # what frameworks for processors compute is taken for what is on the GPU
+        beyond = Region(0, 0, ALLOCATED, process().current)
+        if target is None and kind in (cudaMemcpyKind.cudaMemcpyHostToDevice, cudaMemcpyKind.cudaMemcpyDeviceToDevice):
+            target = beyond
+        if source is None and kind in (cudaMemcpyKind.cudaMemcpyDeviceToHost, cudaMemcpyKind.cudaMemcpyDeviceToDevice):
+            source = beyond
     to_device, of_device = target is not None and target.on_device, source is not None and source.on_device
     if kind != cudaMemcpyKind.cudaMemcpyDefault and int(kind) != to_device + 2 * of_device:
         raise Failure(cudaError_t.cudaErrorInvalidValue)

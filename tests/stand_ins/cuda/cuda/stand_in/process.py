@@ -51,6 +51,7 @@ class Process:
         """Handles of the executable graphs that were launched."""
         self.active: set[int] = set()
         """GPUs that the process has a context on."""
+        self.frameworks = bool(os.environ.get("STAND_IN_CUDA_FRAMEWORKS"))
         self._delay = float(os.environ.get("STAND_IN_CUDA_DELAY_MS", 0)) / 1000
         self._default_streams: dict[int, LegacyStream] = {}
         self._handles = itertools.count(0x1000, 0x10)

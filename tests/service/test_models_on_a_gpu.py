@@ -1,0 +1,88 @@
+"""PyTorch's and ONNX Runtime's models on a GPU, and ensembles there: with a stand-in for CUDA, which counts copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda_machine import CudaMachine, copies
+from serving import Serving, serving
+
+torch = pytest.importorskip("torch")
+
+CONFIG = """backend: "pytorch" max_batch_size: 16
+input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }
+instance_group { kind: KIND_GPU gpus: 0 }
+dynamic_batching { max_queue_delay_microseconds: 2000 }
+"""
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x * 2}
+
+
+def program(models: Path, name: str, module: torch.nn.Module, config: str = CONFIG) -> None:
+    (models / name / "1").mkdir(parents=True)
+    rows = torch.export.Dim("rows", max=64)
+    exported = torch.export.export(module.eval(), (torch.zeros(2, 256),), dynamic_shapes=({0: rows},))
+    torch.export.save(exported, models / name / "1" / "model.pt2")
+    (models / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> CudaMachine:
+    return CudaMachine(tmp_path_factory.mktemp("machine"), STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_DELAY_MS="1")
+
+
+def ensemble(models: Path, name: str, *steps: str) -> None:
+    """Write an ensemble of steps, one behind the other, each of which takes x and gives y."""
+    tensors = ["x", *(f"t{number}" for number in range(len(steps) - 1)), "y"]
+    text = "".join(
+        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "{taken}" }} '
+        f'output_map {{ key: "y" value: "{given}" }} }}\n'
+        for step, taken, given in zip(steps, tensors, tensors[1:], strict=False)
+    )
+    (models / name / "1").mkdir(parents=True)
+    (models / name / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 16\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }\n'
+        f"ensemble_scheduling {{ {text} }}"
+    )
+
+
+@pytest.fixture(scope="module")
+def server(machine: CudaMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    models = tmp_path_factory.mktemp("models")
+    program(models, "twice", Twice())
+    program(models, "also_twice", Twice())
+    ensemble(models, "three", "twice", "also_twice", "twice")
+    with serving(models, models / "log", "--allow-client-shm=true", environment=machine.environment) as server:
+        yield server
+
+
+def infer(server: Serving, model: str, array: np.ndarray) -> np.ndarray:
+    tensor = {"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
+    answer = server.json("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    return np.array(answer["outputs"][0]["data"], np.float32).reshape(answer["outputs"][0]["shape"])
+
+
+def test_one_copy_in_and_one_out(server: Serving) -> None:
+    before = copies(server)
+    for turn in range(5):
+        given = np.random.default_rng(turn).random((1 + turn, 256), np.float32)
+        assert (infer(server, "twice", given) == given * 2).all()
+    assert copies(server) - before == {"to_device": 5, "to_host": 5}
+
+
+def test_an_ensemble_makes_one_copy_in_and_one_out(server: Serving) -> None:
+    before = copies(server)
+    for turn in range(5):
+        given = np.random.default_rng(turn).random((1 + turn, 256), np.float32)
+        assert (infer(server, "three", given) == given * 8).all()
+    assert copies(server) - before == {"to_device": 5, "to_host": 5}
