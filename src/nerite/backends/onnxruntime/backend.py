@@ -22,10 +22,12 @@ from nerite.backends.machine import translating
 from nerite.backends.onnxruntime import session
 from nerite.backends.onnxruntime.session import (
     CPU,
+    CUDA,
     DEFAULT_ENTRIES,
     ONE_AT_A_TIME,
     PACKAGES,
     OnnxSessionPlan,
+    load_cuda_libraries,
     onnxruntime,
 )
 from nerite.core import tensor as dtypes
@@ -214,6 +216,8 @@ class OnnxModel(ArrayModel[OnnxSessionPlan]):
         """
         framework = onnxruntime()
         _check_providers(key, framework.get_available_providers())
+        if any(provider.name == CUDA for provider in key.providers):
+            load_cuda_libraries()
         if key.global_threads:
             _make_global_pool(key.intra_op_threads, key.inter_op_threads)
         serialised = any(provider.name in ONE_AT_A_TIME for provider in key.providers)

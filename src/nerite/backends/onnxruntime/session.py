@@ -37,6 +37,13 @@ def onnxruntime() -> ModuleType:
     return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
 
 
+@cache
+def load_cuda_libraries() -> None:
+    """Load the libraries of CUDA that pip installed, once: ONNX Runtime itself looks for those of the system alone."""
+    if hasattr(onnxruntime(), "preload_dlls"):  # since 1.21
+        onnxruntime().preload_dlls()
+
+
 # Execution providers: the accelerators of a configuration, translated to ONNX Runtime's names and options. Pure.
 
 Options: TypeAlias = tuple[tuple[str, str], ...]
@@ -50,9 +57,10 @@ class Provider(NamedTuple):
 
 
 CPU: Final = Provider("CPUExecutionProvider")
+CUDA: Final = "CUDAExecutionProvider"
 
 PACKAGES: Final[dict[str, str]] = {
-    "CUDAExecutionProvider": "onnxruntime-gpu",
+    CUDA: "onnxruntime-gpu",
     "TensorrtExecutionProvider": "onnxruntime-gpu (and TensorRT)",
     "OpenVINOExecutionProvider": "onnxruntime-openvino",
 }
@@ -164,7 +172,7 @@ def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Pro
         if context.parameter(key):
             merged[key] = parameter(context, key, "", known.read, known.expected)
     merged["device_id"] = str(device)
-    return Provider("CUDAExecutionProvider", _frozen(merged))
+    return Provider(CUDA, _frozen(merged))
 
 
 # Session plans, derived from the configuration. Pure, except for the status of the model file.
