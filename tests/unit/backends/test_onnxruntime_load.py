@@ -414,7 +414,7 @@ def test_an_accelerator_that_is_not_installed_says_what_to_install(tmp_path: Pat
     config = {"optimization": {"execution_accelerators": accelerators}}
     with pytest.raises(NotInstalled, match=r"OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
         complete(tmp_path, scaled(), config)
-    with pytest.raises(NotInstalled, match=r"CUDAExecutionProvider.*pip install onnxruntime-gpu"):
+    with pytest.raises(NotInstalled, match=r"CUDAExecutionProvider.*pip uninstall -y onnxruntime && pip install 'onnx"):
         complete(tmp_path, scaled(), {"instance_group": [{"kind": "KIND_GPU", "count": 1, "gpus": [0]}]})
 
 

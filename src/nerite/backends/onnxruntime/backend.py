@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from nerite.backends import gpu_builds
 from nerite.backends.arrays.backend import ArrayBackend, ArrayModel, Compute
 from nerite.backends.arrays.calls import strings_as_text
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
@@ -25,7 +26,8 @@ from nerite.backends.onnxruntime.session import (
     CUDA,
     DEFAULT_ENTRIES,
     ONE_AT_A_TIME,
-    PACKAGES,
+    OPENVINO,
+    TENSORRT,
     OnnxSessionPlan,
     load_cuda_libraries,
     onnxruntime,
@@ -182,11 +184,18 @@ def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
     """Raise if a provider is missing: before opening, because of a package; after, because it failed to start."""
     for provider in plan.providers:
         if provider.name not in available:
-            package = PACKAGES[provider.name]
             raise NotInstalled(
                 f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
-                f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
+                f"another build of ONNX Runtime and the libraries which that requires: {_installing(provider.name)}"
             )
+
+
+def _installing(provider: str) -> str:
+    """Return the command that installs a build with a provider."""
+    if provider == OPENVINO:
+        return "pip install onnxruntime-openvino"
+    command = gpu_builds.command_here(gpu_builds.ONNXRUNTIME)
+    return f"{command} (and TensorRT)" if provider == TENSORRT else command
 
 
 class OnnxModel(ArrayModel[OnnxSessionPlan]):

@@ -57,16 +57,12 @@ class Provider(NamedTuple):
 
 
 CPU: Final = Provider("CPUExecutionProvider")
+
 CUDA: Final = "CUDAExecutionProvider"
+OPENVINO: Final = "OpenVINOExecutionProvider"
+TENSORRT: Final = "TensorrtExecutionProvider"
 
-PACKAGES: Final[dict[str, str]] = {
-    CUDA: "onnxruntime-gpu",
-    "TensorrtExecutionProvider": "onnxruntime-gpu (and TensorRT)",
-    "OpenVINOExecutionProvider": "onnxruntime-openvino",
-}
-"""Packages to install instead of ``onnxruntime`` for providers that it lacks."""
-
-ONE_AT_A_TIME: Final = frozenset({"OpenVINOExecutionProvider"})
+ONE_AT_A_TIME: Final = frozenset({OPENVINO})
 """Providers for which sessions must not be opened concurrently."""
 
 
@@ -88,7 +84,7 @@ def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[
         if accelerator["name"] != "openvino":
             raise _unknown(context, accelerator, "cpu", "openvino")
         options = {"device_type": "CPU", **accelerator.get("parameters", {})}
-        providers.append(Provider("OpenVINOExecutionProvider", _frozen(options)))
+        providers.append(Provider(OPENVINO, _frozen(options)))
     return (*providers, CPU)
 
 
@@ -133,7 +129,7 @@ def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int)
                 f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator of model '{context.name}', "
                 f"which accepts precision_mode, {', '.join(_TENSORRT_NAMES)}, and parameters that begin with trt_"
             )
-    return Provider("TensorrtExecutionProvider", _frozen(options))
+    return Provider(TENSORRT, _frozen(options))
 
 
 def _choice(key: str, *names: str) -> _CudaParameter:
