@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distributions import install
+from onnx_models import save, scaled
 from pages import Page
 from serving import Serving, eventually, pbtxt, python_model, serving
 
@@ -54,8 +57,20 @@ class Machine:
     """What the GPUs do."""
 
     def __init__(self, file: Path) -> None:
-        path = os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "cuda", "tensorrt"))
-        self.environment = {"PYTHONPATH": path, "STAND_IN_GPUS": str(file), "CUDA_VISIBLE_DEVICES": "0,1,2"}
+        site = file.with_name("site")
+        site.mkdir()
+        # Which the driver of the stand-in is too old for.
+        install(site, "torch 2.13.0")
+        path = [
+            *(str(STAND_INS / library) for library in ("nvml", "cuda", "tensorrt")),
+            str(site),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+        self.environment = {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "STAND_IN_GPUS": str(file),
+            "CUDA_VISIBLE_DEVICES": "0,1,2",
+        }
         self._file = file
 
     def has(self, *gpus: dict[str, Any]) -> None:
@@ -80,6 +95,12 @@ def server(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     python_model(models, "missing", WHERE, CONFIG + "instance_group { kind: KIND_GPU gpus: [ 0, 5 ] }")
     python_model(models, "old", WHERE, CONFIG + "instance_group { kind: KIND_GPU gpus: 2 }")
     python_model(models, "crowded", WHERE, CONFIG + "instance_group { kind: KIND_GPU gpus: 1 }")
+    for name, groups in (("built_for_cpus", "instance_group { kind: KIND_GPU }"), ("elsewhere", "")):
+        save(models / name, scaled())
+        (models / name / "config.pbtxt").write_text(f'backend: "onnxruntime" {groups}')
+    (models / "too_new" / "1").mkdir(parents=True)
+    (models / "too_new" / "1" / "model.pt").touch()
+    (models / "too_new" / "config.pbtxt").write_text('backend: "pytorch" instance_group { kind: KIND_GPU gpus: 0 }')
     page = Page("docs/tensorrt.md")
     configurations = {"engine": "", "profiles": page.block("profile:"), "tuned": page.block("PRIORITY_MAX")}
     configurations["apart"] = 'parameters { key: "EXECUTION_MODE" value { string_value: "worker" } }'
@@ -162,6 +183,34 @@ def test_a_gpu_that_is_not_there(server: Serving, model: str, number: int) -> No
         f"instance group {model}_0 of model {model} specifies invalid or unsupported gpu id {number}. GPUs with at "
         "least the minimum required CUDA compute compatibility of 6.000000 are: 0, 1" in answer["error"]
     )
+
+
+def test_a_framework_that_is_built_for_cpus(server: Serving) -> None:
+    status, answer = load(server, "built_for_cpus")
+    assert status == 400
+    assert (
+        "instance group built_for_cpus_0 of model built_for_cpus has kind KIND_GPU, but onnxruntime "
+        f"{metadata.version('onnxruntime')} is a CPU build. Write kind: KIND_CPU, or install its build for GPUs: "
+        "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu[cuda,cudnn]<1.27';\n" in answer["error"]
+    )
+
+
+def test_a_framework_that_is_built_for_a_newer_driver(server: Serving) -> None:
+    status, answer = load(server, "too_new")
+    assert status == 400
+    assert (
+        "instance group too_new_0 of model too_new has kind KIND_GPU, but torch 2.13.0 was built for CUDA 13.0, and "
+        "the driver supports CUDA up to 12.8. Write kind: KIND_CPU, or upgrade the driver to 580 or newer, or install "
+        "the build for CUDA 12: pip uninstall -y torch && pip install torch --index-url "
+        "https://download.pytorch.org/whl/cu126;\n" in answer["error"]
+    )
+
+
+def test_a_model_that_may_be_anywhere_is_told_why_it_is_on_the_cpu(server: Serving) -> None:
+    assert load(server, "elsewhere")[0] == 200
+    assert groups(server, "elsewhere") == [("KIND_CPU", 2, [])]
+    assert server.text.count("model 'elsewhere' is on the CPU although there is a GPU: onnxruntime ") == 1
+    assert server.infer("elsewhere", [1, 2, 3, 4], "IN") == [2, 4, 6, 8]
 
 
 def test_a_gpu_that_is_full(server: Serving) -> None:

@@ -1,8 +1,7 @@
-"""Resources of this machine, and the frameworks on it: cores, imports, GPU builds, exceptions, standard error."""
+"""Resources of this machine, and the frameworks on it: cores, imports, exceptions, standard error."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
@@ -10,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from nerite.backends.interface import InstanceContext
 from nerite.core.errors import NeriteError, NotInstalled
@@ -48,37 +47,6 @@ def core_quota(cgroup: Path = _CGROUP) -> int:
     except (OSError, ValueError):
         # No cgroup, or "max": no quota.
         return 0
-
-
-# Detection of frameworks built for GPUs, by their files, without importing them.
-
-
-class _GpuMarker(NamedTuple):
-    """File that a GPU build of a framework has, with text that a CPU build of the file lacks."""
-
-    package: str
-    file: str
-    words: str = ""
-
-
-_GPU_MARKERS: Final[dict[str, _GpuMarker]] = {
-    "onnxruntime": _GpuMarker("onnxruntime", "capi/libonnxruntime_providers_cuda.so"),
-    "pytorch": _GpuMarker("torch", "lib/libtorch_cuda.so"),
-    "tensorflow": _GpuMarker("tensorflow", "python/platform/build_info.py", "('is_cuda_build', True)"),
-}
-
-
-def can_use_gpus(backend: str) -> bool:
-    """Return False for a backend whose framework is installed as a CPU-only build."""
-    marker = _GPU_MARKERS.get(backend)
-    if marker is None:
-        return True
-    spec = importlib.util.find_spec(marker.package)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        file = Path(folder, marker.file)
-        if file.is_file() and (not marker.words or marker.words in file.read_text()):
-            return True
-    return False
 
 
 @contextmanager

@@ -36,7 +36,7 @@ SETTING: Final = "backend-directory"
 RUNTIME: Final = "model.py"
 """File name of such a backend, and the value of ``runtime`` in configurations that use it."""
 _ENVIRONMENT: Final = "pb_exec_env_model.py.tar.gz"
-_ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
+ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
 
 
 def backend_code(directory: str, name: str) -> Path | None:
@@ -63,8 +63,8 @@ def fill_in_from_directory(config: ModelConfig, file: Path) -> ModelConfig:
 
     parameters = config.parameters
     environment = file.with_name(_ENVIRONMENT)
-    if _ENVIRONMENT_PARAMETER not in parameters and environment.exists():
-        parameters = {**parameters, _ENVIRONMENT_PARAMETER: ModelParameter(string_value=str(environment))}
+    if ENVIRONMENT_PARAMETER not in parameters and environment.exists():
+        parameters = {**parameters, ENVIRONMENT_PARAMETER: ModelParameter(string_value=str(environment))}
     return dataclasses.replace(config, runtime=RUNTIME, parameters=parameters)
 
 

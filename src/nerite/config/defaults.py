@@ -174,7 +174,11 @@ class Gpus(NamedTuple):
     minimum: float = 6.0
     """The minimum compute capability of a GPU."""
     preferred: bool = True
-    """Whether ``KIND_AUTO`` selects GPUs. It does not if the installed framework can use only CPUs."""
+    """Whether ``KIND_AUTO`` selects GPUs. It does not if the framework cannot use them, but can use CPUs."""
+    misfit: str = ""
+    """Why the framework of this Python cannot use them; empty if it can, or if the model has another Python."""
+    remedy: str = ""
+    """What makes it use them: a part of a sentence, which may end with a command."""
 
 
 NO_GPUS: Final = Gpus()
@@ -205,10 +209,16 @@ def normalise_instances(config: ModelConfig, gpus: Gpus) -> ModelConfig:
     """Return ``config`` with its instance groups filled in for a machine with ``gpus``. Idempotent."""
     if config.ensemble_scheduling is not None:
         return config
-    kind: ModelInstanceGroup.Kind = "KIND_CPU" if config.backend in _PREFER_CPU else "KIND_AUTO"
-    groups = config.instance_group or (ModelInstanceGroup(name=config.name, kind=kind),)
-    filled = tuple(_group(config, index, group, gpus) for index, group in enumerate(groups))
+    filled = tuple(_group(config, index, group, gpus) for index, group in enumerate(_groups(config)))
     return dataclasses.replace(config, instance_group=filled)
+
+
+def misses_gpus(config: ModelConfig, gpus: Gpus) -> bool:
+    """Return whether ``KIND_AUTO`` selects CPUs because of the misfit of ``gpus``."""
+    if config.ensemble_scheduling is not None or not gpus.misfit:
+        return False
+    fitting = gpus._replace(preferred=True)
+    return any(_kind(group, gpus) != _kind(group, fitting) for group in _groups(config))
 
 
 def _dynamic(batching: ModelDynamicBatching | None, max_batch_size: int) -> ModelDynamicBatching | None:
@@ -237,11 +247,20 @@ def _optimization(policy: ModelOptimizationPolicy | None) -> ModelOptimizationPo
     )
 
 
+def _groups(config: ModelConfig) -> Sequence[ModelInstanceGroup]:
+    kind: ModelInstanceGroup.Kind = "KIND_CPU" if config.backend in _PREFER_CPU else "KIND_AUTO"
+    return config.instance_group or (ModelInstanceGroup(name=config.name, kind=kind),)
+
+
+def _kind(group: ModelInstanceGroup, gpus: Gpus) -> ModelInstanceGroup.Kind:
+    if group.kind != "KIND_AUTO":
+        return group.kind
+    wanted = gpus.preferred or bool(group.gpus)
+    return "KIND_GPU" if gpus.numbers and wanted and set(group.gpus) <= set(gpus.numbers) else "KIND_CPU"
+
+
 def _group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpus: Gpus) -> ModelInstanceGroup:
-    kind = group.kind
-    if kind == "KIND_AUTO":
-        on_gpus = gpus.numbers and gpus.preferred and set(group.gpus) <= set(gpus.numbers)
-        kind = "KIND_GPU" if on_gpus else "KIND_CPU"
+    kind = _kind(group, gpus)
     count = group.count
     if count < 1:
         count = 2 if kind == "KIND_CPU" and config.backend in _TWO_ON_CPU else 1

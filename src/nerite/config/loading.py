@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from nerite.config.defaults import ENSEMBLE, NO_GPUS, Gpus, choose_backend, fitting, normalise, normalise_instances
+from nerite.config.defaults import (
+    ENSEMBLE,
+    NO_GPUS,
+    Gpus,
+    choose_backend,
+    fitting,
+    misses_gpus,
+    normalise,
+    normalise_instances,
+)
 from nerite.config.json_form import from_json, parse_json
 from nerite.config.mistake import ConfigSource, FieldPath, Mistake
 from nerite.config.model_config import ModelConfig, ModelTransactionPolicy, ModelVersionPolicy
@@ -183,11 +192,11 @@ def load_model_directory(
     override: str | None = None,
     auto_complete: bool = True,
     complete: Complete | None = None,
-    gpus: Callable[[str], Gpus] = lambda backend: NO_GPUS,
+    gpus: Callable[[ModelConfig], Gpus] = lambda config: NO_GPUS,
 ) -> LoadedModel:
     """Read, complete and validate a model in all versions that it serves. Blocks as long as ``complete`` does.
 
-    ``gpus`` returns the GPUs for a backend.
+    ``gpus`` returns the GPUs for a model.
     """
     polled = poll_model_directory(
         directory, name=name, config_name=config_name, override=override, auto_complete=auto_complete
@@ -195,7 +204,7 @@ def load_model_directory(
     mistakes, remarks = dict.fromkeys(polled.mistakes), dict.fromkeys(polled.remarks)
     configs = {}
     certain = True
-    available = gpus(polled.config.backend)
+    available = gpus(polled.config)
     for version in polled.versions or (None,):
         finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=available)
         mistakes |= dict.fromkeys(finished.mistakes)
@@ -274,6 +283,8 @@ def finish_config(
     config = normalise_instances(polled.config, gpus)
     mistakes = text.source.place(check_instances(config, text, gpus))
     remarks: list[Remark] = []
+    if version == max(polled.versions, default=None) and misses_gpus(polled.config, gpus):  # once for a model
+        remarks.append(_on_the_cpu(polled.name, gpus))
     certain = complete is None or version is None or not config.backend
     if complete is not None and version is not None and config.backend and not (mistakes or polled.mistakes):
         try:
@@ -295,6 +306,11 @@ def finish_config(
         mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
     return FinishedConfig(config, tuple(mistakes), tuple(remarks), certain)
+
+
+def _on_the_cpu(name: str, gpus: Gpus) -> Remark:
+    head = f"model '{name}' is on the CPU although there is a GPU: {gpus.misfit}"
+    return Remark("warning", f"{head}. Write kind: KIND_CPU if that is intended, or {gpus.remedy}")
 
 
 def refused(error: NeriteError, polled: PolledModel, version: int) -> list[Mistake]:

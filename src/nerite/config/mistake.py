@@ -42,7 +42,7 @@ class Mistake:
     elsewhere: bool = False
     """It is a mistake on this machine, and may be correct on another."""
     client_message: str = ""
-    """Triton's text for clients, where it differs from ``message``."""
+    """The text for clients, where it differs from ``message``: Triton's, or one with the remedy."""
 
     @property
     def place(self) -> str:

@@ -22,7 +22,7 @@ from nerite.config.validate_ensemble import check_ensemble
 from nerite.config.validate_schedulers import check_dynamic_batching, check_sequence_batching, check_states
 from nerite.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
 from nerite.core.client_text import escapes_directory
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, NotInstalled
 
 CUSTOMIZABLE_METRICS: Final = frozenset({"nv_inference_first_response_histogram_ms"})
 
@@ -220,6 +220,19 @@ def _check_group(config: ModelConfig, index: int, group: ModelInstanceGroup, gpu
             path=(*path, "kind"),
             remedy="Write kind: KIND_CPU, or kind: KIND_AUTO for a GPU where there is one.",
             elsewhere=True,
+        )
+    elif group.kind == "KIND_GPU" and gpus.misfit and set(group.gpus) <= set(gpus.numbers):
+        message = f"{head} has kind KIND_GPU, but {gpus.misfit}"
+        remedy = gpus.remedy[0].upper() + gpus.remedy[1:]
+        if not gpus.preferred:
+            remedy = f"Write kind: KIND_CPU, or {gpus.remedy}"
+        yield Mistake(
+            message=message,
+            path=(*path, "kind"),
+            remedy=remedy,
+            error=NotInstalled,
+            elsewhere=True,
+            client_message=f"{message}. {remedy}",
         )
     elif group.kind == "KIND_GPU":
         there = ", ".join(map(str, sorted(gpus.numbers)))

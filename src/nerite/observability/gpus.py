@@ -33,6 +33,14 @@ class Gpu(NamedTuple):
     """Handle of the library."""
 
 
+class GpuDriver(NamedTuple):
+    """The driver of the GPUs."""
+
+    version: str
+    cuda: tuple[int, int]
+    """The newest CUDA that it supports: major and minor version."""
+
+
 class GpuMemory(NamedTuple):
     """The memory of a GPU, in bytes."""
 
@@ -78,12 +86,17 @@ class GpuLibrary:
             for number, index in enumerate(visible_indices(uuids, visible))
         ]
 
-    def driver(self) -> str:
-        """Return the versions of the driver and of the newest CUDA that it supports; empty without GPUs."""
+    def driver(self) -> GpuDriver | None:
+        """Return the driver; None without GPUs."""
         if self._nvml is None:
-            return ""
+            return None
         cuda = self._nvml.nvmlSystemGetCudaDriverVersion()
-        return f"{_text(self._nvml.nvmlSystemGetDriverVersion())}, up to CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        return GpuDriver(_text(self._nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10))
+
+    def is_divided(self, gpu: Gpu) -> bool:
+        """Return whether MIG divides a GPU into several devices."""
+        mode = self._call("nvmlDeviceGetMigMode", gpu)
+        return mode is not None and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE
 
     def memory(self, gpu: Gpu) -> GpuMemory | None:
         """Return the memory of a GPU; None if it does not report it."""

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nerite.artifacts.recognition import damage_explained, refuse_pointers, with_damage_noted
-from nerite.backends import registry
+from nerite.backends import gpu_builds, registry
 from nerite.backends.interface import ModelContext
-from nerite.backends.machine import can_use_gpus
 from nerite.backends.registry import SETTING
-from nerite.config.defaults import Gpus
+from nerite.config.defaults import Gpus, normalise_instances
 from nerite.config.json_form import to_json
 from nerite.config.loading import FinishedConfig, PolledModel, Remark, finish_config, poll_model_directory
 from nerite.config.mistake import FieldPath, Mistake, mistake_text
@@ -30,6 +29,7 @@ from nerite.config.model_config import ModelConfig, ModelRepositoryAgents
 from nerite.config.options import RepositoryOptions
 from nerite.config.signature import signature_of
 from nerite.config.text import to_text
+from nerite.config.validate import check_instances
 from nerite.core.errors import Internal, NeriteError, Unavailable, Unsupported
 from nerite.core.memory import OwnMemory, memory_of
 from nerite.core.signature import Signature
@@ -56,12 +56,19 @@ class GpuPlacement:
         """
         self._library = library
         self._gpus = {gpu.number: gpu for gpu in gpus}
+        self._machine = gpu_builds.machine_with(library, gpus)
         self._minimum = minimum
         self._limits = limits or {}
 
-    def gpus(self, backend: str) -> Gpus:
-        """Return the GPUs that a backend's models may use."""
-        return Gpus(tuple(self._gpus), self._minimum, can_use_gpus(backend) if self._gpus else True)
+    def gpus(self, config: ModelConfig) -> Gpus:
+        """Return the GPUs that a model may use, and why the framework that this Python has for it cannot use them."""
+        found = Gpus(tuple(self._gpus), self._minimum)
+        misfit = gpu_builds.backend_misfit(config.backend, self._machine) if self._gpus else None
+        if misfit is None:
+            return found
+        if registry.ENVIRONMENT_PARAMETER in config.parameters:  # which may have another build
+            return found._replace(preferred=config.backend in gpu_builds.ON_GPUS_ALONE)
+        return found._replace(preferred=misfit.required, misfit=misfit.text, remedy=misfit.remedy)
 
     def check_room(self, config: ModelConfig) -> None:
         """Raise ``Unavailable`` if a GPU of the model exceeds its memory limit."""
@@ -265,7 +272,7 @@ class VersionMaker:
 
     async def resize(self, polled: PolledModel, running: RunningVersion) -> None:
         """Adjust the instances of a running version to its new configuration. Raises ``NeriteError``."""
-        finished = finish_config(polled, None, gpus=self._placement.gpus(polled.config.backend))
+        finished = finish_config(polled, None, gpus=self._placement.gpus(polled.config))
         if finished.mistakes:
             raise finished.mistakes[0].as_error()
         groups = finished.config.instance_group
@@ -296,6 +303,9 @@ class VersionMaker:
         """
         place = self._settings_of(polled.config.backend).get(SETTING, "")
         config = registry.filled_in(polled.config, place)
+        gpus = self._placement.gpus(config)
+        if check_instances(normalise_instances(config, gpus), polled.text, gpus):
+            return None
         try:
             if not self._launcher.import_here(self._context(polled, config, version, {}, progress)):
                 return None
@@ -335,7 +345,7 @@ class VersionMaker:
             polled,
             version,
             complete=complete if self._options.auto_complete else None,
-            gpus=self._placement.gpus(polled.config.backend),
+            gpus=self._placement.gpus(polled.config),
         )
         if not finished.mistakes:
             refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)

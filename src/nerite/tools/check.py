@@ -125,8 +125,8 @@ class LocalModel:
             raise refusals.refusal(error) from error
 
 
-def gpus_here() -> Callable[[str], Gpus]:
-    """Return a function that returns the GPUs of this machine that models of a backend may use."""
+def gpus_here() -> Callable[[ModelConfig], Gpus]:
+    """Return a function that returns the GPUs of this machine that a model may use."""
     library, minimum = open_library(), DeviceOptions().min_compute_capability
     return GpuPlacement(library, of_this_machine(library, os.environ, minimum), minimum).gpus
 
@@ -276,7 +276,11 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
             remarks += more
         mistakes = sorted(found, key=_place)
         # Repositories are often checked on a different machine from the one that serves them.
-        local = [Remark("warning", f"on this machine: {mistake.message}") for mistake in mistakes if mistake.elsewhere]
+        local = [
+            Remark("warning", f"on this machine: {mistake.client_message or mistake.message}")
+            for mistake in mistakes
+            if mistake.elsewhere
+        ]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
         yield CheckFinding(directory.name, directory, lasting, [*local, *remarks], loaded)
 

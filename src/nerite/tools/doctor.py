@@ -18,7 +18,7 @@ from nerite.cli.command_line import NERITE, TRITON, EntryPoint, HelpRequested, p
 from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.core.text import terminal_width
-from nerite.tools import check, doctor_expected, doctor_machine
+from nerite.tools import check, doctor_expected, doctor_gpus, doctor_machine
 from nerite.tools.add.destination import add_repositories, repositories_of
 from nerite.tools.doctor_expected import Expected
 from nerite.tools.doctor_machine import MB, DoctorFinding, FindingLevel, note, ok, problem, size, warning
@@ -256,7 +256,7 @@ def _examine(options: argparse.Namespace) -> int:
         "installed": list(doctor_machine.findings()),
         "ports": list(port_findings(ports)),
         "access": list(access_findings(port for _, port in ports)),
-        "gpus": list(doctor_machine.gpu_findings()),
+        "gpus": list(doctor_gpus.findings()),
     }
     if repositories := repositories_of(options):
         parts["repositories"] = list(repository_findings(repositories))

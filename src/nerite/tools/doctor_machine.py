@@ -1,10 +1,9 @@
-"""Findings of ``nerite doctor`` about the machine: hardware, GPUs and installed packages, each with its remedy."""
+"""Findings of ``nerite doctor`` about the machine: hardware and installed packages, each with its remedy."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata as metadata
-import importlib.util
 import os
 import platform
 import re
@@ -21,11 +20,7 @@ from typing import Final, NamedTuple
 
 import nerite
 from nerite.backends import machine
-from nerite.backends.machine import can_use_gpus
 from nerite.backends.python.environments import environments_folder
-from nerite.config.options import ServerOptions
-from nerite.observability import gpus
-from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.observability.machine import CGROUP, MEMINFO, cgroup_limit, memory_sizes, number_in
 
 GB: Final = 1 << 30
@@ -138,57 +133,6 @@ def memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> MachineMemory:
     return MachineMemory(sizes["MemTotal"], sizes["MemAvailable"], cgroup_limit(cgroup), used)
 
 
-# NVIDIA GPUs, their driver, and whether the installed frameworks can use them.
-
-_BUILDS: Final = {
-    "onnxruntime": ("onnxruntime", "pip uninstall onnxruntime && pip install onnxruntime-gpu"),
-    "pytorch": ("torch", "install torch from the index for your CUDA: https://pytorch.org/get-started/locally/"),
-    "tensorflow": ("tensorflow", "pip uninstall tensorflow-cpu && pip install 'tensorflow[and-cuda]'"),
-}
-"""Package of each backend, and how to install its build for GPUs."""
-_NEARLY_FULL: Final = 0.9
-
-
-def gpu_findings() -> Iterator[DoctorFinding]:
-    """Yield findings about GPUs."""
-    library, why_not = gpus.find_library()
-    if why_not:
-        yield warning("an NVIDIA driver is installed, but Nerite cannot use the GPUs", why_not)
-        return
-    found = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if not found:
-        existing = len(library.gpus(None))
-        hidden = f", {existing} hidden by CUDA_VISIBLE_DEVICES" if existing else ""
-        yield DoctorFinding(
-            FindingLevel.NOTE if existing else FindingLevel.OK, f"no NVIDIA GPU{hidden}: models run on the CPU"
-        )
-        return
-    yield ok(f"driver {library.driver()}")
-    for gpu in found:
-        yield of_gpu(gpu, library)
-    for backend, (package, remedy) in _BUILDS.items():
-        if importlib.util.find_spec(package) is not None and not can_use_gpus(backend):
-            yield warning(f"{package} is a CPU-only build: its models do not use the GPUs", remedy)
-
-
-def of_gpu(gpu: Gpu, library: GpuLibrary) -> DoctorFinding:
-    """Return the finding about one GPU."""
-    text = f"GPU {gpu.number}: {gpu.name}, compute capability {gpu.capability}"
-    minimum = ServerOptions().device.min_compute_capability
-    memory = library.memory(gpu)
-    if memory is not None:
-        text += f", {size(memory.total - memory.used)} free of {size(memory.total)}"
-    if gpu.capability < minimum:
-        remedy = f"It is not used. To use it, pass --min-supported-compute-capability={gpu.capability}."
-        return warning(text, remedy)
-    if memory is not None and memory.used > _NEARLY_FULL * memory.total:
-        return warning(
-            text,
-            "nvidia-smi shows which processes use it. --model-load-gpu-limit rejects loads before it is full.",
-        )
-    return ok(text)
-
-
 # Installed packages: Python, the dependencies of Nerite, and its extras.
 
 _OURS: Final = "nerite"
@@ -204,7 +148,7 @@ _MODULES: Final = {
     "tensorflow-cpu": "tensorflow",
 }
 """Module of each package whose module has a different name."""
-_IMPORT_SECONDS: Final = 120
+IMPORT_SECONDS: Final = 120
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*(.*))?")
 _BOUND: Final = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
 
@@ -296,9 +240,9 @@ def _failure(package: str) -> str:
     """Return the reason why a package cannot be imported, or "" if it can."""
     command = [sys.executable, "-c", f"import {_module(package)}"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_IMPORT_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"the import takes longer than {_IMPORT_SECONDS} s"
+        return f"the import takes longer than {IMPORT_SECONDS} s"
     if done.returncode < 0:
         return f"the import crashes with {signal.Signals(-done.returncode).name}"
     lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]

@@ -1,9 +1,9 @@
 """In the place of nvidia-ml-py, on machines without GPUs: the functions that are used, as its documentation has them.
 
-GPUs are what the JSON file ``STAND_IN_GPUS`` says, at each question anew. One that lacks a key does not tell, and
-``seconds`` is the time that it takes to tell of memory. Files in the directory ``STAND_IN_GPU_USE``, whose names are
-numbers of processes, say what these use of GPU 0 while they live. What processes allocate with the stand-in for CUDA is
-used as well, if ``STAND_IN_CUDA`` is set.
+GPUs are what the JSON file ``STAND_IN_GPUS`` says, each time it is read. One that lacks a key does not tell, and
+``seconds`` is the time that it takes to tell of memory. ``STAND_IN_CUDA_DRIVER`` is the CUDA that the driver supports,
+such as 13000. Files in the directory ``STAND_IN_GPU_USE``, whose names are numbers of processes, say what these use of
+GPU 0 while they live. What processes allocate with the stand-in for CUDA is used as well, if ``STAND_IN_CUDA`` is set.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def nvmlSystemGetDriverVersion() -> str:
 
 
 def nvmlSystemGetCudaDriverVersion() -> int:
-    return 12080
+    return int(os.environ.get("STAND_IN_CUDA_DRIVER", "12080"))
 
 
 def nvmlDeviceGetCount() -> int:
@@ -115,6 +115,13 @@ def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
 
 def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
     return int(_told(handle, "millijoules"))
+
+
+NVML_DEVICE_MIG_ENABLE = 1
+
+
+def nvmlDeviceGetMigMode(handle: int) -> list[int]:
+    return list(_told(handle, "mig"))
 
 
 NVML_P2P_CAPS_INDEX_NVLINK = 2

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from nerite.backends.interface import InstanceContext
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
 from nerite.backends.onnxruntime.backend import OnnxModel
+from nerite.backends.onnxruntime.session import CPU, load_cuda_libraries
 from nerite.core.errors import Internal, InvalidArgument, NotInstalled, Unavailable, Unsupported
 from onnx_models import Opened, constant, context, model, node, save, scaled, tensor
 
@@ -412,8 +414,28 @@ def test_an_accelerator_that_is_not_installed_says_what_to_install(tmp_path: Pat
     config = {"optimization": {"execution_accelerators": accelerators}}
     with pytest.raises(NotInstalled, match=r"OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
         complete(tmp_path, scaled(), config)
-    with pytest.raises(NotInstalled, match=r"CUDAExecutionProvider.*pip install onnxruntime-gpu"):
+    with pytest.raises(NotInstalled, match=r"CUDAExecutionProvider.*pip uninstall -y onnxruntime && pip install 'onnx"):
         complete(tmp_path, scaled(), {"instance_group": [{"kind": "KIND_GPU", "count": 1, "gpus": [0]}]})
+
+
+def test_the_libraries_of_cuda_are_loaded_before_a_session_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+
+    def session(*given: Any, **options: Any) -> None:
+        done.append("session")
+        raise RuntimeError("there is no GPU")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: done.append("libraries"))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU.name])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    load_cuda_libraries.cache_clear()
+    for kind in ("CPU", "GPU", "GPU"):
+        with pytest.raises(Internal, match="there is no GPU"):
+            complete(tmp_path, scaled(), {"instance_group": [{"kind": f"KIND_{kind}", "count": 1}]})
+    load_cuda_libraries.cache_clear()
+    assert done == ["session", "libraries", "session", "session"]
 
 
 def test_every_option_is_accepted_by_onnx_runtime(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nerite.config.loading import (
 )
 from nerite.config.model_config import ModelConfig
 from nerite.config.signature import signature_of
-from nerite.core.errors import Internal, InvalidArgument, NotFound, Unsupported
+from nerite.core.errors import Internal, InvalidArgument, NotFound, NotInstalled, Unsupported
 from nerite.core.tensor import BF16, BYTES, FP32
 
 TENSORS = (
@@ -410,6 +410,55 @@ def test_the_machine_decides_what_instances_are(model: Path) -> None:
         "required CUDA compute compatibility of 6.000000 are: 0, 1"
     )
     assert finish_config(polled, 1, gpus=Gpus(tuple(range(8)))).mistakes == ()
+
+
+CPU_BUILD = Gpus(
+    (0, 1),
+    preferred=False,
+    misfit="onnxruntime 1.31.1 is a CPU build",
+    remedy="install its build for GPUs: pip install x",
+)
+
+
+def test_a_build_that_cannot_use_the_gpus(model: Path) -> None:
+    asked: list[int] = []
+    write(model, 'backend: "onnxruntime"\ninstance_group { kind: KIND_GPU }')
+    polled = poll_model_directory(model)
+    finished = finish_config(polled, 1, complete=lambda config, version: asked.append(version), gpus=CPU_BUILD)
+    (mistake,) = finished.mistakes
+    assert (mistake.place, mistake.elsewhere, asked) == (f"{model}/config.pbtxt:2:24", True, [])
+    assert mistake.message == ("instance group m_0 of model m has kind KIND_GPU, but onnxruntime 1.31.1 is a CPU build")
+    assert mistake.remedy == "Write kind: KIND_CPU, or install its build for GPUs: pip install x"
+    error = mistake.as_error()
+    assert isinstance(error, NotInstalled)
+    assert error.message == f"{mistake.message}. {mistake.remedy}"
+    # Triton's own text comes first.
+    write(model, 'backend: "onnxruntime" instance_group { kind: KIND_GPU gpus: [ 0, 5 ] }')
+    (mistake,) = finish_config(poll_model_directory(model), 1, gpus=CPU_BUILD).mistakes
+    assert "specifies invalid or unsupported gpu id 5" in mistake.message
+
+
+def test_a_backend_without_instances_on_cpus(model: Path) -> None:
+    write(model, 'backend: "tensorrt"')
+    gpus = Gpus((0,), misfit="tensorrt is not installed", remedy="install it: pip install x")
+    (mistake, *_) = finish_config(poll_model_directory(model), 1, gpus=gpus).mistakes
+    assert mistake.as_error().message == (
+        "instance group m of model m has kind KIND_GPU, but tensorrt is not installed. Install it: pip install x"
+    )
+
+
+def test_a_model_on_the_cpu_is_told_why_once(model: Path) -> None:
+    write(model, 'backend: "onnxruntime" version_policy { all {} }')
+    (model / "3").mkdir()
+    polled = poll_model_directory(model)
+    assert polled.versions == (1, 3)
+    said = [finish_config(polled, version, gpus=CPU_BUILD).remarks for version in (1, 3)]
+    text = (
+        "model 'm' is on the CPU although there is a GPU: onnxruntime 1.31.1 is a CPU build. Write kind: KIND_CPU if "
+        "that is intended, or install its build for GPUs: pip install x"
+    )
+    assert said == [(), (Remark("warning", text),)]
+    assert finish_config(polled, 3, gpus=Gpus((0,))).remarks == ()
 
 
 # Signatures.

@@ -8,9 +8,9 @@ from config_strategies import configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nerite.config.defaults import Gpus, normalise, normalise_instances
+from nerite.config.defaults import Gpus, misses_gpus, normalise, normalise_instances
 from nerite.config.json_form import to_json
-from nerite.config.model_config import ModelConfig, ModelInstanceGroup
+from nerite.config.model_config import ModelConfig, ModelEnsembling, ModelInstanceGroup
 from nerite.config.text import parse_text
 
 
@@ -108,6 +108,39 @@ def test_a_framework_for_the_cpu_alone_gets_no_gpus_unless_told() -> None:
     assert (group.kind, group.gpus, group.count) == ("KIND_CPU", (), 2)
     told = dataclasses.replace(config, instance_group=(ModelInstanceGroup(kind="KIND_GPU"),))
     assert normalise_instances(told, gpus).instance_group[0].gpus == (0, 1)
+
+
+UNFIT = Gpus((0,), preferred=False, misfit="it is a CPU build")
+
+
+@pytest.mark.parametrize(
+    ("backend", "groups", "gpus", "kind", "misses"),
+    [
+        ("onnxruntime", (), UNFIT, "KIND_CPU", True),
+        ("onnxruntime", (ModelInstanceGroup(),), UNFIT, "KIND_CPU", True),
+        ("onnxruntime", (), Gpus((0,)), "KIND_GPU", False),
+        ("onnxruntime", (), UNFIT._replace(numbers=()), "KIND_CPU", False),
+        ("onnxruntime", (), UNFIT._replace(misfit=""), "KIND_CPU", False),
+        ("onnxruntime", (ModelInstanceGroup(kind="KIND_CPU"),), UNFIT, "KIND_CPU", False),
+        # It would be on the CPU anyway.
+        ("fil", (), UNFIT, "KIND_CPU", False),
+        # These are refused.
+        ("onnxruntime", (ModelInstanceGroup(kind="KIND_GPU"),), UNFIT, "KIND_GPU", False),
+        ("onnxruntime", (ModelInstanceGroup(gpus=(0,)),), UNFIT, "KIND_GPU", False),
+        ("tensorrt", (), UNFIT._replace(preferred=True), "KIND_GPU", False),
+    ],
+)
+def test_which_models_are_on_the_cpu_for_lack_of_a_build(
+    backend: str, groups: tuple[ModelInstanceGroup, ...], gpus: Gpus, kind: str, misses: bool
+) -> None:
+    config = ModelConfig(name="m", backend=backend, instance_group=groups)
+    assert normalise_instances(config, gpus).instance_group[0].kind == kind
+    assert misses_gpus(config, gpus) == misses
+
+
+def test_an_ensemble_misses_no_gpus() -> None:
+    config = ModelConfig(name="m", platform="ensemble", ensemble_scheduling=ModelEnsembling())
+    assert not misses_gpus(config, UNFIT)
 
 
 def test_a_listed_gpu_that_is_not_there_makes_auto_the_cpu() -> None:

@@ -422,7 +422,7 @@ def test_no_gpu(tmp_path: Path) -> None:
         pytest.skip("there is one")
     script(tmp_path, Scaled())
     opened = Opened(tmp_path, declared(["x"], ["y__0"]))
-    with pytest.raises(Unsupported, match=r"is to run on 'cuda:1', and PyTorch .* sees no GPU\. Set kind: KIND_CPU"):
+    with pytest.raises(Unsupported, match=r"on 'cuda:1', and PyTorch .* sees no GPU\. Set kind: KIND_CPU, or install"):
         opened.model.instance(InstanceContext("m_1", "GPU", 1))
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from nerite.backends.arrays.calls import OutputSelection
+from nerite.backends.interface import InstanceContext
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal
+from nerite.core.errors import Internal, NotInstalled
 from nerite.core.request import InferenceRequest
 from nerite.core.tensor import Array, encode_bytes
 from nerite.frameworks.tensorflow import TensorFlowBackend
@@ -53,6 +54,15 @@ def test_one_request_is_answered_as_by_tensorflow(models: Models) -> None:
     assert list(answer) == sorted(expected)
     for name, tensor in expected.items():
         np.testing.assert_array_equal(answer[name], tensor.numpy())
+
+
+def test_a_gpu_that_tensorflow_does_not_see(models: Models) -> None:
+    """It would compute on the CPU without a word."""
+    opened = models.opened("scaled")
+    with pytest.raises(
+        NotInstalled, match=r"an instance is to run on a GPU, and TensorFlow \S+ sees none\. Set kind: "
+    ):
+        opened.model.instance(InstanceContext("m_1", "GPU"))
 
 
 def test_a_batch_is_dealt_out(models: Models) -> None:

@@ -352,7 +352,7 @@ def test_a_library_that_cannot_read_the_model(
 
 
 def test_a_gpu_without_nvforest(tmp_path: Path, two: Forest) -> None:
-    with pytest.raises(Unsupported, match="pip install nvforest-cu12 or nvforest-cu13, or set kind: KIND_CPU"):
+    with pytest.raises(Unsupported, match="Set kind: KIND_CPU, or install it: pip install nvforest-cu13"):
         Opened(tmp_path, two, None, "GPU")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from distributions import install, only_these
 from nerite.config.defaults import Gpus
-from nerite.config.model_config import ModelConfig, ModelInstanceGroup
+from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelParameter
 from nerite.core.errors import Unavailable
 from nerite.observability.gpus import Gpu, GpuLibrary
 from nerite.repository.version_maker import GpuPlacement
@@ -19,6 +20,14 @@ GPUS = [Gpu(number, f"GPU-{number}", "Some", 9.0, number) for number in (0, 2)]
 
 class Nvml:
     NVMLError = RuntimeError
+
+    @staticmethod
+    def nvmlSystemGetDriverVersion() -> str:
+        return "570.86.15"
+
+    @staticmethod
+    def nvmlSystemGetCudaDriverVersion() -> int:
+        return 12080
 
     @staticmethod
     def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
@@ -37,22 +46,33 @@ def model(kind: ModelInstanceGroup.Kind, *gpus: int) -> ModelConfig:
 
 def test_gpus_for_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = placement({})
-    assert there.gpus("python") == Gpus((0, 2), 7.5, preferred=True)
+    assert there.gpus(ModelConfig(backend="python")) == Gpus((0, 2), 7.5)
     # As these are installed for the tests.
     for backend in ("onnxruntime", "pytorch", "tensorflow"):
-        assert there.gpus(backend) == Gpus((0, 2), 7.5, preferred=False)
-    library = tmp_path / "onnxruntime/capi/libonnxruntime_providers_cuda.so"
-    library.parent.mkdir(parents=True)
-    (tmp_path / "onnxruntime/__init__.py").touch()
-    library.touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
-    assert there.gpus("onnxruntime").preferred
-    library.unlink()
-    assert not there.gpus("onnxruntime").preferred
-    # Not installed.
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
-    assert not there.gpus("onnxruntime").preferred
+        assert there.gpus(ModelConfig(backend=backend)).misfit.endswith(" is a CPU build")
+    only_these(tmp_path, monkeypatch)
+    install(tmp_path, "onnxruntime-gpu 1.26.0", "torch 2.13.0")
+    assert there.gpus(ModelConfig(backend="onnxruntime")) == Gpus((0, 2), 7.5)
+    assert there.gpus(ModelConfig(backend="pytorch")) == Gpus(
+        (0, 2),
+        7.5,
+        False,
+        "torch 2.13.0 was built for CUDA 13.0, and the driver supports CUDA up to 12.8",
+        "upgrade the driver to 580 or newer, or install the build for CUDA 12: pip uninstall -y torch && pip install "
+        "torch --index-url https://download.pytorch.org/whl/cu126",
+    )
+    assert there.gpus(ModelConfig(backend="tensorflow")).misfit == "tensorflow is not installed"
+
+
+def test_an_environment_of_its_own_may_have_another_build() -> None:
+    environment = {"EXECUTION_ENV_PATH": ModelParameter(string_value="environment")}
+    own = ModelConfig(backend="onnxruntime", parameters=environment)
+    assert placement({}).gpus(own) == Gpus((0, 2), 7.5, preferred=False)
+    assert placement({}).gpus(dataclasses.replace(own, backend="tensorrt")) == Gpus((0, 2), 7.5)
+
+
+def test_no_gpus_that_a_framework_could_use() -> None:
+    assert GpuPlacement(GpuLibrary(None), [], 7.5).gpus(ModelConfig(backend="onnxruntime")) == Gpus((), 7.5)
 
 
 def test_a_full_gpu_takes_no_more_models() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from nerite.observability import gpus
 from nerite.tools import doctor, doctor_expected, doctor_machine
 from nerite.tools.doctor_expected import Expected, node_findings
 from nerite.tools.doctor_machine import GB, MB, FindingLevel, MachineMemory, Requirement, fits, parsed
@@ -190,37 +189,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("pynvml", None)
 
 
-def test_no_gpu(told: Path) -> None:
-    told.write_text("[]")
-    assert [each.level for each in doctor_machine.gpu_findings()] == [FindingLevel.OK]
-
-
 def gpu(number: int, capability: list[int], used: int) -> dict[str, object]:
     return {"uuid": f"GPU-{number}", "name": f"G{number}", "capability": capability, "memory": [80 * GB, used * GB]}
-
-
-def test_gpus(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told.write_text(json.dumps([gpu(0, [9, 0], 2), gpu(1, [3, 5], 0), gpu(2, [9, 0], 79)]))
-    monkeypatch.setattr(doctor_machine, "can_use_gpus", lambda backend: backend != "pytorch")
-    driver, good, old, full, *builds = doctor_machine.gpu_findings()
-    assert driver.text == "driver 570.86.15, up to CUDA 12.8"
-    assert good == (FindingLevel.OK, "GPU 0: G0, compute capability 9.0, 78.0 GB free of 80.0 GB", "")
-    assert (old.level, full.level) == (FindingLevel.WARNING, FindingLevel.WARNING)
-    assert "--min-supported-compute-capability=3.5" in old.remedy
-    assert "nvidia-smi" in full.remedy
-    (torch,) = builds
-    assert torch.text == "torch is a CPU-only build: its models do not use the GPUs"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (hidden,) = doctor_machine.gpu_findings()
-    assert hidden.text == "no NVIDIA GPU, 3 hidden by CUDA_VISIBLE_DEVICES: models run on the CPU"
-
-
-def test_a_driver_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "version").touch()
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(gpus, "DRIVER_VERSION_FILE", tmp_path / "version")
-    (found,) = doctor_machine.gpu_findings()
-    assert (found.level, found.remedy) == (FindingLevel.WARNING, "pip install 'nerite[gpu]'")
 
 
 def process(folder: Path, *words: str, environment: str = "") -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from nerite.backends import gpu_builds
 from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.calls import strings_as_text
 from nerite.backends.arrays.graph import GraphTensor, ModelGraph
@@ -23,10 +24,13 @@ from nerite.backends.machine import translating
 from nerite.backends.onnxruntime import session
 from nerite.backends.onnxruntime.session import (
     CPU,
+    CUDA,
     DEFAULT_ENTRIES,
     ONE_AT_A_TIME,
-    PACKAGES,
+    OPENVINO,
+    TENSORRT,
     OnnxSessionPlan,
+    load_cuda_libraries,
     onnxruntime,
 )
 from nerite.core import tensor as dtypes
@@ -181,11 +185,18 @@ def _check_providers(plan: OnnxSessionPlan, available: Sequence[str]) -> None:
     """Raise if a provider is missing: before opening, because of a package; after, because it failed to start."""
     for provider in plan.providers:
         if provider.name not in available:
-            package = PACKAGES[provider.name]
             raise NotInstalled(
                 f"execution provider {provider.name} is not available; available are: {', '.join(available)}. It needs "
-                f"another build of ONNX Runtime and the libraries which that requires: pip install {package}"
+                f"another build of ONNX Runtime and the libraries which that requires: {_installing(provider.name)}"
             )
+
+
+def _installing(provider: str) -> str:
+    """Return the command that installs a build with a provider."""
+    if provider == OPENVINO:
+        return "pip install onnxruntime-openvino"
+    command = gpu_builds.command_here(gpu_builds.ONNXRUNTIME)
+    return f"{command} (and TensorRT)" if provider == TENSORRT else command
 
 
 class OnnxModel(ArrayModel[OnnxSessionPlan]):
@@ -215,6 +226,8 @@ class OnnxModel(ArrayModel[OnnxSessionPlan]):
         """
         framework = onnxruntime()
         _check_providers(key, framework.get_available_providers())
+        if any(provider.name == CUDA for provider in key.providers):
+            load_cuda_libraries()
         if key.global_threads:
             _make_global_pool(key.intra_op_threads, key.inter_op_threads)
         serialised = any(provider.name in ONE_AT_A_TIME for provider in key.providers)

@@ -37,6 +37,13 @@ def onnxruntime() -> ModuleType:
     return onnxruntime  # type: ignore[no-any-return]  # The package has no types.
 
 
+@cache
+def load_cuda_libraries() -> None:
+    """Load the libraries of CUDA that pip installed, once: ONNX Runtime itself looks for those of the system alone."""
+    if hasattr(onnxruntime(), "preload_dlls"):  # since 1.21
+        onnxruntime().preload_dlls()
+
+
 # Execution providers: the accelerators of a configuration, translated to ONNX Runtime's names and options. Pure.
 
 Options: TypeAlias = tuple[tuple[str, str], ...]
@@ -51,14 +58,11 @@ class Provider(NamedTuple):
 
 CPU: Final = Provider("CPUExecutionProvider")
 
-PACKAGES: Final[dict[str, str]] = {
-    "CUDAExecutionProvider": "onnxruntime-gpu",
-    "TensorrtExecutionProvider": "onnxruntime-gpu (and TensorRT)",
-    "OpenVINOExecutionProvider": "onnxruntime-openvino",
-}
-"""Packages to install instead of ``onnxruntime`` for providers that it lacks."""
+CUDA: Final = "CUDAExecutionProvider"
+OPENVINO: Final = "OpenVINOExecutionProvider"
+TENSORRT: Final = "TensorrtExecutionProvider"
 
-ONE_AT_A_TIME: Final = frozenset({"OpenVINOExecutionProvider"})
+ONE_AT_A_TIME: Final = frozenset({OPENVINO})
 """Providers for which sessions must not be opened concurrently."""
 
 
@@ -80,7 +84,7 @@ def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[
         if accelerator["name"] != "openvino":
             raise _unknown(context, accelerator, "cpu", "openvino")
         options = {"device_type": "CPU", **accelerator.get("parameters", {})}
-        providers.append(Provider("OpenVINOExecutionProvider", _frozen(options)))
+        providers.append(Provider(OPENVINO, _frozen(options)))
     return (*providers, CPU)
 
 
@@ -125,7 +129,7 @@ def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int)
                 f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator of model '{context.name}', "
                 f"which accepts precision_mode, {', '.join(_TENSORRT_NAMES)}, and parameters that begin with trt_"
             )
-    return Provider("TensorrtExecutionProvider", _frozen(options))
+    return Provider(TENSORRT, _frozen(options))
 
 
 def _choice(key: str, *names: str) -> _CudaParameter:
@@ -164,7 +168,7 @@ def _cuda(context: ModelContext, options: Mapping[str, str], device: int) -> Pro
         if context.parameter(key):
             merged[key] = parameter(context, key, "", known.read, known.expected)
     merged["device_id"] = str(device)
-    return Provider("CUDAExecutionProvider", _frozen(merged))
+    return Provider(CUDA, _frozen(merged))
 
 
 # Session plans, derived from the configuration. Pure, except for the status of the model file.

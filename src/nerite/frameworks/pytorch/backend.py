@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from nerite.backends import gpu_builds
 from nerite.backends.arrays.backend import ArrayBackend, ArrayModel
 from nerite.backends.arrays.graph import ModelGraph, complete_from_graph
 from nerite.backends.arrays.instance import Compute
@@ -66,7 +67,7 @@ class PyTorchModel(ArrayModel[ProgramKey]):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise NotInstalled(
                 f"unable to load model '{name}': an instance is to run on '{device}', and PyTorch {torch.__version__} "
-                "sees no GPU. Set kind: KIND_CPU, or install a build of torch for the driver of this machine"
+                f"sees no GPU. Set kind: KIND_CPU, or {gpu_builds.remedy_here('pytorch')}"
             )
         if self._code is not None:
             return modules.make_eager_program(name, self._plan, self._code, device)

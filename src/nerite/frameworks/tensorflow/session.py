@@ -16,13 +16,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from nerite.backends import machine
+from nerite.backends import gpu_builds, machine
 from nerite.backends.arrays.batches import LARGE
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.instance import Compute
 from nerite.backends.machine import importing, translating
 from nerite.core import tensor as dtypes
-from nerite.core.errors import Internal, InvalidArgument, NeriteError
+from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled
 from nerite.core.tensor import Array
 from nerite.frameworks.tensorflow.plan import TensorFlowPlan, TensorFlowSignature
 
@@ -44,6 +44,11 @@ def open_session(framework: Any, plan: TensorFlowPlan, graph: Any) -> Any:
 
     Raises ``NeriteError`` with what is wrong with the model, and the remedy.
     """
+    if plan.kind == "GPU" and not framework.config.list_physical_devices("GPU"):
+        raise NotInstalled(
+            f"unable to load '{plan.path}': an instance is to run on a GPU, and TensorFlow {framework.__version__} "
+            f"sees none. Set kind: KIND_CPU, or {gpu_builds.remedy_here('tensorflow')}"
+        )
     v1 = framework.compat.v1
     session = v1.Session(graph=graph, config=_session_config(v1, plan))
     try:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from nerite.backends import gpu_builds
 from nerite.core.errors import InvalidArgument, NotInstalled
 from nerite.core.tensor import Array
 from nerite.frameworks.trees import native
@@ -247,8 +248,8 @@ class NvforestEngine:
             nvforest: Any = importlib.import_module("nvforest")
         except ImportError as error:
             raise NotInstalled(
-                f"model '{name}' has an instance_group of KIND_GPU, and nvForest is not installed ({error}): "
-                "pip install nvforest-cu12 or nvforest-cu13, or set kind: KIND_CPU"
+                f"model '{name}' has an instance_group of KIND_GPU, and nvForest cannot be imported ({error}). Set "
+                f"kind: KIND_CPU, or {gpu_builds.remedy_here('fil')}"
             ) from error
         model_type = forest.artifact.model_type
         try:

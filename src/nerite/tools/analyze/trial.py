@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import nerite
+from nerite.backends import gpu_builds
 from nerite.client import ClientError
 from nerite.client.connection import Address
 from nerite.config.json_form import from_json
@@ -200,10 +201,10 @@ Conditions: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON-serialisable values by category and name."""
 
 _PACKAGES: Final = {
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "onnxruntime": gpu_builds.ONNXRUNTIME.distributions,
     "openvino": ("openvino",),
-    "pytorch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "pytorch": gpu_builds.TORCH.distributions,
+    "tensorflow": gpu_builds.TENSORFLOW.distributions,
     "litert": ("ai-edge-litert",),
     "fil": ("xgboost", "treelite", "lightgbm"),
 }
