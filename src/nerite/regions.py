@@ -35,7 +35,7 @@ from nerite.core.request import InferenceRequest, ReplySink, SharedMemoryInput
 from nerite.core.tensor import Buffer, DeviceBuffer, TensorData
 from nerite.devices.cuda import HANDLE_SIZE
 from nerite.devices.devices import ClientMemory, Devices
-from nerite.devices.region_outputs import RegionOutputs
+from nerite.devices.output_sinks import RegionOutputs
 
 _DIRECTORY: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"

@@ -29,7 +29,12 @@ from triton_python_backend_utils.errors import (
     incompatible_call,
     mistake_in_parameters,
 )
-from triton_python_backend_utils.request_options import TRITONSERVER_MEMORY_CPU, InferenceTrace, PreferredMemory
+from triton_python_backend_utils.request_options import (
+    TRITONSERVER_MEMORY_CPU,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
 from triton_python_backend_utils.response import InferenceResponse, InferenceResponseSender
 from triton_python_backend_utils.tensor import ReceivedTensor, Tensor, wire_form
 
@@ -185,7 +190,8 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
     model, version = request.target()
     outputs = frozenset(request.requested_output_names())
     correlation_id, flags, timeout = request.correlation_id(), request.flags(), request.timeout()
-    form: list[Any] = [model, version, decoupled, outputs, correlation_id, flags, timeout]
+    device = request.preferred_device()
+    form: list[Any] = [model, version, decoupled, outputs, correlation_id, flags, timeout, device]
     for tensor in inputs:
         form += (tensor._name, tensor._datatype, tensor._shape)
     parameters = request.custom()
@@ -204,6 +210,7 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
             sequence_id=correlation_id,
             sequence_start=bool(flags & _START),
             sequence_end=bool(flags & _END),
+            preferred_device=device,
         )
         _check(header)
         MODEL_CALLS.put(_headers, key, header, headers.request_header_bytes(header))
@@ -400,6 +407,11 @@ class InferenceRequest:
         """Return the custom parameters. For the server; not part of Triton's interface."""
         return self._parameters
 
+    def preferred_device(self) -> int:
+        """Return the GPU that outputs are wanted on, -1 for the host. For the server, and not for models."""
+        memory = self._preferred_memory
+        return max(memory.device_id, 0) if memory.memory_type is MemoryType.TRITONSERVER_MEMORY_GPU else -1
+
     def _flag(self, method: str, decoupled: object) -> bool:
         try:
             return arguments.flag(decoupled)
@@ -488,6 +500,10 @@ class ServedRequest(InferenceRequest):
     def custom(self) -> dict[str, Parameter]:
         """Return the custom parameters."""
         return self.core.header.parameters
+
+    def preferred_device(self) -> int:
+        """Return -1: outputs of a request that is passed on are wanted on the host."""
+        return -1
 
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""

@@ -41,7 +41,7 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Preferred memory for the tensors of a response. Has no effect: tensors are always in host memory."""
+    """Memory that the tensors of a response are wanted in. They are on the host if a GPU has no room for them."""
 
     __slots__ = ("device_id", "memory_type")
 

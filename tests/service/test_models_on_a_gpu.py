@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from cuda_machine import CudaMachine, copies
-from serving import Serving, serving
+from serving import Serving, eventually, python_model, serving
 
 torch = pytest.importorskip("torch")
 
@@ -24,6 +25,38 @@ dynamic_batching { max_queue_delay_microseconds: 2000 }
 class Twice(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"y": x * 2}
+
+
+PYTHON = """
+    def execute(self, requests):
+        from device_arrays import DeviceArray, numpy_of
+        responses = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "x")
+            array = given.as_numpy() if given.is_cpu() else numpy_of(given)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", DeviceArray(array * 2))]))
+        return responses
+"""
+CALLER = """
+    def execute(self, requests):
+        memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "x")
+            for _ in range(3):
+                call = pb_utils.InferenceRequest(
+                    model_name="twice", requested_output_names=["y"], inputs=[tensor], preferred_memory=memory
+                )
+                answer = call.exec()
+                assert not answer.has_error(), answer.error().message()
+                output = pb_utils.get_output_tensor_by_name(answer, "y")
+                tensor = pb_utils.Tensor.from_dlpack("x", output.to_dlpack())
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack())]))
+        return responses
+"""
+PYTHON_CONFIG = CONFIG.replace("pytorch", "python") + (
+    'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
+)
 
 
 def program(models: Path, name: str, module: torch.nn.Module, config: str = CONFIG) -> None:
@@ -62,6 +95,9 @@ def server(machine: CudaMachine, tmp_path_factory: pytest.TempPathFactory) -> It
     program(models, "twice", Twice())
     program(models, "also_twice", Twice())
     ensemble(models, "three", "twice", "also_twice", "twice")
+    python_model(models, "in_python", PYTHON, PYTHON_CONFIG)
+    ensemble(models, "mixed", "twice", "in_python", "also_twice")
+    python_model(models, "caller", CALLER, PYTHON_CONFIG)
     with serving(models, models / "log", "--allow-client-shm=true", environment=machine.environment) as server:
         yield server
 
@@ -86,3 +122,24 @@ def test_an_ensemble_makes_one_copy_in_and_one_out(server: Serving) -> None:
         given = np.random.default_rng(turn).random((1 + turn, 256), np.float32)
         assert (infer(server, "three", given) == given * 8).all()
     assert copies(server) - before == {"to_device": 5, "to_host": 5}
+
+
+def settled(server: Serving, model: str, expected: Counter[str]) -> None:
+    """Wait until a request makes these copies: workers are granted memory on the GPU after they have asked for it."""
+
+    def made() -> Counter[str]:
+        before = copies(server)
+        given = np.random.default_rng(0).random((2, 256), np.float32)
+        assert (infer(server, model, given) == given * 8).all()
+        return copies(server) - before
+
+    eventually(lambda: made() == expected)
+
+
+def test_between_processes_tensors_stay_on_the_gpu(server: Serving) -> None:
+    """The model's own copies are counted apart: it makes a new tensor of what it got."""
+    settled(server, "mixed", Counter(to_device=1, to_host=1, on_device=2))
+
+
+def test_a_model_calls_others_on_the_gpu(server: Serving) -> None:
+    settled(server, "caller", Counter(to_device=1, to_host=1, on_device=3))

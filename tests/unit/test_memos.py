@@ -21,7 +21,8 @@ REMOVING: Final = frozenset({"discard", "pop", "popitem", "remove"})
 
 BY_THE_PROGRAM: Final = {
     "frameworks/litert.py:_interpreter_class", "llm/engine.py:_totals",
-    "backends/onnxruntime/session.py:load_cuda_libraries", "backends/onnxruntime/session.py:onnxruntime", "frameworks/openvino/graph.py:openvino",
+    "backends/onnxruntime/session.py:load_cuda_libraries",
+    "backends/onnxruntime/session.py:onnxruntime", "frameworks/openvino/graph.py:openvino",
     "frameworks/pytorch/program.py:load_torch", "frameworks/tensorflow/session.py:tensorflow",
     "frameworks/tensorflow/files.py:saved_model", "frameworks/tensorrt/execution.py:_allocator_class",
     "devices/cuda.py:runtime", "devices/exchange.py:available",
@@ -43,7 +44,8 @@ BY_THE_OPERATOR: Final = {
     "artifacts/programs/torchserve_handler.py:model_yaml_config",
     "devices/devices.py:_pools", "devices/exchange.py:streams", "workers/child/device_memory.py:_asked",
     "workers/child/device_memory.py:_pools", "workers/host/device_memory.py:_known",
-    "backends/arrays/batches.py:_large", "backends/arrays/device.py:inputs", "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
+    "backends/arrays/batches.py:_large", "backends/arrays/device.py:inputs",
+    "backends/arrays/backend.py:shared_copies", "frameworks/litert.py:_shapes",
     "llm/tensorrt_llm.py:_arguments", "backends/onnxruntime/backend.py:_make_global_pool",
     "frameworks/openvino/graph.py:core", "backends/python/environments.py:_digest",
     "backends/python/environments.py:_check", "frameworks/pytorch/exported.py:_folders",

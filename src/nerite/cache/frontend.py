@@ -69,7 +69,7 @@ class CacheKeys:
         """
         header = request.header
         caller = None if self._shared else header.caller
-        if caller is MIXED or header.device_outputs or request.on_device:
+        if caller is MIXED or header.device_outputs or header.preferred_device >= 0 or request.on_device:
             return b""
         header_hash, order = self._known.get(header) or self._begin(header)
         digest = header_hash.copy()

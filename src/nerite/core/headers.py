@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import EVERY_OUTPUT, Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -32,6 +32,7 @@ def header_to_json(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
         "batch_size": header.batch_size,
         "tenant": None if header.caller is None else header.caller.tenant,
         "device_outputs": sorted(header.device_outputs),
+        "preferred_device": header.preferred_device,
     }
 
 
@@ -39,7 +40,6 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
     """Return the request header that ``header_to_json`` was given."""
     sequence_id, start, end = value["sequence"]
     tenant = value["tenant"]
-    every = value["device_outputs"] == [*EVERY_OUTPUT]
     header = RequestHeader(
         value["model"],
         value["version"],
@@ -52,7 +52,8 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
         sequence_start=start,
         sequence_end=end,
         caller=None if tenant is None else Caller(tenant),
-        device_outputs=EVERY_OUTPUT if every else frozenset(value["device_outputs"]),
+        device_outputs=frozenset(value["device_outputs"]),
+        preferred_device=value["preferred_device"],
     )
     header.batch_size = value["batch_size"]
     return header

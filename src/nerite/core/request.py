@@ -113,10 +113,6 @@ class RequestRoute(NamedTuple):
     version: ServedVersion
 
 
-EVERY_OUTPUT: Final = frozenset({"*"})
-"""Names of ``device_outputs``: all outputs, whatever their names."""
-
-
 class RequestHeader:
     """Everything in a request except its id and tensor bytes. Immutable apart from its memos.
 
@@ -142,6 +138,7 @@ class RequestHeader:
         "model_version",
         "outputs",
         "parameters",
+        "preferred_device",
         "priority",
         "replies",
         "route",
@@ -180,6 +177,7 @@ class RequestHeader:
         sticky_fields: Mapping[str, str] | None = None,
         assignment: Assignment | None = None,
         device_outputs: frozenset[str] = frozenset(),
+        preferred_device: int = -1,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -209,6 +207,8 @@ class RequestHeader:
         """Some inputs (the parameter ``shared``) or outputs are in shared memory."""
         self.device_outputs = device_outputs
         """Outputs that may be answered in the memory of a GPU. Clients get them on the host."""
+        self.preferred_device = preferred_device
+        """The GPU on which a model wants all outputs of its call; -1 for the host."""
         self.caller = caller
         """Identity of the client for admission control; None if no policy is in force."""
         self.idempotency_key = idempotency_key
@@ -241,7 +241,7 @@ class RequestHeader:
 
     def takes_on_device(self, output: str) -> bool:
         """Return whether an output may be answered in the memory of a GPU."""
-        return output in self.device_outputs or self.device_outputs is EVERY_OUTPUT
+        return output in self.device_outputs or self.preferred_device >= 0
 
     def with_device_outputs(self, names: frozenset[str]) -> RequestHeader:
         """Return a header that differs in these outputs, which may be answered in the memory of a GPU."""
@@ -288,6 +288,7 @@ class RequestHeader:
             self.idempotency_key,
             tuple(self.sticky_fields.items()) if self.sticky_fields else None,
             self.device_outputs,
+            self.preferred_device,
         )
 
 

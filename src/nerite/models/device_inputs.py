@@ -16,9 +16,9 @@ from nerite.core.queue_stage import FrontStage, QueueStage
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
-from nerite.core.tensor import DeviceBuffer, TensorData, TensorSpec, address_of
-from nerite.devices.cuda import CudaStream
+from nerite.core.tensor import DeviceBuffer, TensorData, TensorSpec
 from nerite.devices.devices import Devices
+from nerite.devices.output_sinks import Copy, copy_all
 from nerite.observability.statistics import RequestOutcome, VersionStatistics
 
 FORCE_CPU: Final = "FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -92,11 +92,11 @@ class DeviceInputStage(FrontStage):
             return
         placement = self._placement()
         data: list[TensorData] = list(request.data)
-        moves: list[tuple[DeviceBuffer, TensorData]] = []
+        moves: list[Copy] = []
         for index, (spec, each) in enumerate(zip(request.header.inputs, request.data, strict=True)):
             if isinstance(each, DeviceBuffer) and not self._stays(spec, each, placement):
                 data[index] = self._target(spec, each, placement)
-                moves.append((each, data[index]))
+                moves.append((data[index], each))
         if not moves:
             self._following.submit(request)
             return
@@ -109,7 +109,8 @@ class DeviceInputStage(FrontStage):
                 self._moved(request, data, error)
                 self._check_drained()
 
-        self._devices.thread(moves[0][0].device).do(lambda stream: _move(moves, stream), done)
+        device = next(each.device for each in request.data if isinstance(each, DeviceBuffer))
+        self._devices.thread(device).do(lambda stream: copy_all(moves, stream), done)
 
     def _stays(self, spec: TensorSpec, buffer: DeviceBuffer, placement: DevicePlacement | None) -> bool:
         """Return whether the model takes an input where it is."""
@@ -159,15 +160,6 @@ class DeviceInputStage(FrontStage):
         self._held.discard(request)
         self._statistics.failed(outcome, request.arrived_ns)
         request.respond(InferenceResponse.failed(error))
-
-
-def _move(moves: list[tuple[DeviceBuffer, TensorData]], stream: CudaStream) -> None:
-    for source, target in moves:
-        if isinstance(target, DeviceBuffer):
-            stream.on_device(target.address, source.address, source.size)
-        elif source.size:
-            stream.to_host(address_of(target), source.address, source.size)
-    stream.wait()
 
 
 def _ignored(_pool: object) -> None:

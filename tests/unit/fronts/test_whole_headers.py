@@ -98,7 +98,7 @@ def test_no_attribute_is_forgotten() -> None:
         assignment=Assignment("m", "m:2", True, 0.1, 3),
     )
     default = content(RequestHeader("", "", ()))
-    not_sent = {"_variant", "device_outputs", "shared"}
+    not_sent = {"_variant", "device_outputs", "preferred_device", "shared"}
     assert {name for name, value in content(header).items() if value == default[name]} == not_sent
     assert content(crossed_header(header)) == content(header)
     assert set(RequestHeader.__slots__) > DERIVED | MEMOS

@@ -15,6 +15,8 @@ from nerite.core.model_calls import CallRequest
 from nerite.core.request import MIXED, Caller, InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import TensorData
+from nerite.devices.devices import Devices
+from nerite.devices.output_sinks import PooledOutputs
 from nerite.dispatch import deadlocks
 from nerite.dispatch.interface import ServerEntry
 from nerite.instances.instance import CHECK_PATIENCE, Batch
@@ -250,12 +252,14 @@ class BlsServer:
         batch_of: Callable[[int], Batch | None],
         *,
         tenants: bool = False,
+        devices: Devices | None = None,
     ) -> None:
         """``send`` sends a response to the call of a number, and whether it is the last.
 
         ``batch_of`` returns a batch that the worker has. ``tenants``: requests have callers.
         """
         self._server = server
+        self._devices = devices
         self._send = send
         self._batch_of = batch_of
         self._inheritance = CallContext(tenants=tenants)
@@ -292,11 +296,21 @@ class BlsServer:
             request: InferenceRequest = CallRequest(parent, header, data, call, now, name)
         else:
             request = InferenceRequest(header, data, call, now, name)
+        if header.preferred_device >= 0:
+            self._prefer_device(request, call)
         call.request = request
         self._server.infer(request, "" if decoupled else _several(header.model_name))
         call.starting = False
         if parents and all(parent.cancelled for parent in parents):
             request.cancel()
+
+    def _prefer_device(self, request: InferenceRequest, call: PendingCall) -> None:
+        """Bring the outputs of a call to the GPU on which the model wants them, if there is such a GPU."""
+        devices, device = self._devices, request.header.preferred_device
+        if devices is not None and devices.usable and device in devices.numbers:
+            request.sink = PooledOutputs(call, devices, device)
+        else:
+            request.header = request.header.changed(preferred_device=-1)
 
     def answer(self, call: PendingCall, response: InferenceResponse, final: bool) -> None:
         """Send a response to the calling model."""
