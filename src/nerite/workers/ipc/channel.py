@@ -74,7 +74,7 @@ class Channel(ABC):
         for number in self._own_foreign_segments:
             self._foreign_segments.remove(number)
         self._own_foreign_segments.clear()
-        self._buffer_leases = BufferLeases()
+        self._buffer_leases.leased.clear()  # the other end has ended, and returns nothing any more
         self._borrower.close()
 
     # What derived classes define.
