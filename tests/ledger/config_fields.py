@@ -40,6 +40,8 @@ CONFIG_FIELDS: Final = {
     "batch_output": _RAGGED,
     "optimization.graph": "unit/backends/test_onnxruntime_plan.py::test_graph_levels",
     "optimization.priority": "unit/frameworks/test_tensorrt_profiles.py::test_how_an_instance_runs",
+    "optimization.input_pinned_memory": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
+    "optimization.output_pinned_memory": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
     "optimization.cuda.graphs": "unit/frameworks/test_tensorrt_execute.py::test_graphs_are_captured_the_second_time",
     "optimization.execution_accelerators.gpu_execution_accelerator": (
         "unit/backends/test_onnxruntime_plan.py::test_tensorrt_options_have_onnx_runtimes_names"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+_CUDA: Final = "service/test_cuda_shared_memory.py::test_nvidias_client"
 _ROLLOUTS: Final = "service/test_rollouts.py"
 _FLEET: Final = "service/test_rollout_fleet_page.py"
 _AGENTS: Final = "service/test_agent_apis.py"
@@ -34,9 +35,9 @@ HTTP: Final = {
     "GET /v2/systemsharedmemory[/region/{region}]/status": "shared_memory: nothing registered",
     "POST /v2/systemsharedmemory[/region/{region}]/register": "shared_memory: a region",
     "POST /v2/systemsharedmemory[/region/{region}]/unregister": "shared_memory: two regions",
-    "GET /v2/cudasharedmemory[/region/{region}]/status": "shared_memory: CUDA",
-    "POST /v2/cudasharedmemory[/region/{region}]/register": "shared_memory: CUDA: mistakes",
-    "POST /v2/cudasharedmemory[/region/{region}]/unregister": "shared_memory: CUDA",
+    "GET /v2/cudasharedmemory[/region/{region}]/status": _CUDA,
+    "POST /v2/cudasharedmemory[/region/{region}]/register": _CUDA,
+    "POST /v2/cudasharedmemory[/region/{region}]/unregister": _CUDA,
     "GET /v2/docs": "service/test_docs.py::test_the_page",
     "GET /v2/docs/openapi.json": "service/test_docs.py::test_the_document_is_valid",
     "GET /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
@@ -119,9 +120,9 @@ GRPC: Final = {
     "SystemSharedMemoryStatus": "shared_memory: gRPC: unknown",
     "SystemSharedMemoryRegister": "shared_memory: gRPC: a region",
     "SystemSharedMemoryUnregister": "shared_memory: gRPC: a region",
-    "CudaSharedMemoryStatus": "shared_memory: gRPC: CUDA",
-    "CudaSharedMemoryRegister": "shared_memory: gRPC: CUDA",
-    "CudaSharedMemoryUnregister": "shared_memory: gRPC: CUDA",
+    "CudaSharedMemoryStatus": _CUDA,
+    "CudaSharedMemoryRegister": _CUDA,
+    "CudaSharedMemoryUnregister": _CUDA,
     "TraceSetting": "trace_settings: gRPC: a rate",
     "LogSettings": "logging_settings: gRPC: a level off",
     "Check": "grpc_admin: health",

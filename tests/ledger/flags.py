@@ -88,6 +88,8 @@ FLAGS: Final = {
     "rate-limit": "service/test_instances.py::test_without_the_flag_resources_are_free",
     "rate-limit-resource": "instances: more than there is",
     "min-supported-compute-capability": "service/test_on_gpus.py::test_models_are_placed",
+    "pinned-memory-pool-byte-size": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
+    "cuda-memory-pool-byte-size": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
     "host-policy": "instances: cores of a policy",
     "model-load-gpu-limit": "service/test_on_gpus.py::test_a_gpu_that_is_full",
     "allow-client-shm": "service/test_shared_memory.py::test_disabled_unless_the_flag_is_given",

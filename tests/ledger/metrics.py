@@ -9,7 +9,7 @@ _CACHE: Final = "response_cache: metrics"
 _CACHED: Final = "response_cache: metrics of inferences"
 _SUMMARIES: Final = "service/test_metrics.py::test_summaries_and_the_histogram_of_first_responses"
 _MACHINE: Final = "counting: metrics of the machine"
-_PINNED: Final = "service/test_metrics.py::test_pinned_memory_is_told_as_by_a_triton_without_gpus"
+_PINNED: Final = "service/test_models_on_a_gpu.py::test_the_pool_of_pinned_memory"
 _GPUS: Final = "service/test_on_gpus.py::test_metrics"
 
 METRICS: Final = {

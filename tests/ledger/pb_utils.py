@@ -76,7 +76,7 @@ PB_UTILS: Final = {
     "ModelConfig.add_input": "self_described: metadata",
     "ModelConfig.add_output": "self_described: metadata",
     "ModelConfig.set_model_transaction_policy": _COMPLETES,
-    "PreferredMemory": "argument_types: InferenceRequest: preferred_memory",
+    "PreferredMemory": "service/test_models_on_a_gpu.py::test_a_model_calls_others_on_the_gpu",
     "PreferredMemory.device_id": "argument_types: PreferredMemory: device",
     "PreferredMemory.memory_type": _MEMORY,
     "ResponseIterator": "calls: several answers",
@@ -96,9 +96,9 @@ PB_UTILS: Final = {
     "Tensor.as_numpy": "python_models: fine",
     "Tensor.triton_dtype": "unit/pb_utils/test_pb_tensor.py::test_what_it_says_of_itself",
     "Tensor.shape": "unit/pb_utils/test_pb_tensor.py::test_what_it_says_of_itself",
-    "Tensor.is_cpu": "unit/pb_utils/test_pb_tensor.py::test_what_it_says_of_itself",
-    "Tensor.to_dlpack": "unit/pb_utils/test_pb_tensor.py::test_dlpack_both_ways",
-    "Tensor.from_dlpack": "unit/pb_utils/test_pb_tensor.py::test_dlpack_both_ways",
+    "Tensor.is_cpu": "service/test_cuda_shared_memory.py::test_nvidias_client",
+    "Tensor.to_dlpack": "service/test_models_on_a_gpu.py::test_a_model_calls_others_on_the_gpu",
+    "Tensor.from_dlpack": "service/test_models_on_a_gpu.py::test_a_model_calls_others_on_the_gpu",
     "TritonError": "python_models: error",
     "TritonError.UNKNOWN": "python_models: UNKNOWN",
     "TritonError.INTERNAL": "python_models: INTERNAL",
@@ -133,5 +133,5 @@ PB_UTILS: Final = {
         "unit/backends/test_python_instance.py::test_finalize_is_called_and_its_errors_are_logged"
     ),
     "parameters: EXECUTION_ENV_PATH": "service/test_python_models.py::test_an_environment_of_its_own",
-    "parameters: FORCE_CPU_ONLY_INPUT_TENSORS": "unit/pb_utils/test_pb_tensor.py::test_a_tensor_on_the_gpu_is_fetched",
+    "parameters: FORCE_CPU_ONLY_INPUT_TENSORS": "service/test_cuda_shared_memory.py::test_nvidias_client",
 }

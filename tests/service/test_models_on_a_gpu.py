@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +145,81 @@ def test_between_processes_tensors_stay_on_the_gpu(server: Serving) -> None:
 
 def test_a_model_calls_others_on_the_gpu(server: Serving) -> None:
     settled(server, "caller", Counter(to_device=1, to_host=1, on_device=3))
+
+
+@pytest.mark.parametrize("model", ["twice", "three", "mixed"])
+def test_rows_of_many_clients(server: Serving, model: str) -> None:
+    """Batches are joined, and copied beside each other, and everybody gets the answer to its own rows."""
+    factor = 2 if model == "twice" else 8
+
+    def ask(turn: int) -> bool:
+        given = np.random.default_rng(turn).random((1 + turn % 3, 256), np.float32)
+        return bool((infer(server, model, given) == given * np.float32(factor)).all())
+
+    with ThreadPoolExecutor(12) as clients:
+        assert all(clients.map(ask, range(150)))
+    executions = server.metrics()['nv_inference_exec_count{model="twice",version="1"}']
+    requests = server.metrics()['nv_inference_request_success{model="twice",version="1"}']
+    assert executions < requests
+
+
+def test_the_pool_of_pinned_memory(server: Serving) -> None:
+    given = np.random.default_rng(1).random((16, 256), np.float32)
+    infer(server, "twice", given)
+    used = "nv_pinned_memory_pool_used_bytes"
+    eventually(lambda: server.metrics()[used] == 0)
+    assert server.metrics()["nv_pinned_memory_pool_total_bytes"] == 256 << 20
+
+
+def test_pools_of_other_sizes(machine: CudaMachine, tmp_path: Path) -> None:
+    """Requests that do not fit in the pinned memory, and no pool on the GPU: all goes by the host, and is right."""
+    program(tmp_path / "models", "twice", Twice(), CONFIG + "optimization { output_pinned_memory { enable: false } }")
+    program(tmp_path / "models", "also_twice", Twice(), CONFIG + "optimization { input_pinned_memory { } }")
+    python_model(tmp_path / "models", "in_python", PYTHON, PYTHON_CONFIG)
+    ensemble(tmp_path / "models", "mixed", "twice", "in_python", "also_twice")
+    flags = ("--pinned-memory-pool-byte-size=4096", "--cuda-memory-pool-byte-size=0:0")
+    with serving(tmp_path / "models", tmp_path / "log", *flags, environment=machine.environment) as server:
+        for turn in range(5):
+            given = np.random.default_rng(turn).random((1 + 3 * turn, 256), np.float32)
+            assert (infer(server, "mixed", given) == given * 8).all()
+        metrics = server.metrics()
+        assert metrics["nv_pinned_memory_pool_total_bytes"] == 4096
+        assert not [name for name in metrics if name.startswith("nerite_cuda_memory_pool")]
+        assert copies(server)["to_host"] == 5 * 3
+
+
+def test_no_room_on_the_gpu(tmp_path: Path) -> None:
+    machine = CudaMachine(tmp_path, STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_MEMORY=str(12 << 10))
+    program(tmp_path / "models", "twice", Twice())
+    with serving(tmp_path / "models", tmp_path / "log", environment=machine.environment) as server:
+        small, large = np.ones((2, 256), np.float32), np.ones((16, 256), np.float32)
+        assert (infer(server, "twice", small) == 2).all()
+        for _ in range(2):
+            tensor = {"name": "x", "shape": [16, 256], "datatype": "FP32", "data": large.ravel().tolist()}
+            status, _, body = server.ask("POST", "/v2/models/twice/infer", {"inputs": [tensor]})
+            assert (status, json.loads(body)["error"]) == (503, "CUDA error: out of memory")
+            assert (infer(server, "twice", small) == 2).all()
+
+
+@pytest.mark.parametrize(
+    "function", ["cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventSynchronize"]
+)
+def test_a_call_of_cuda_that_fails(function: str, tmp_path: Path) -> None:
+    """It fails one request, with CUDA's message, and the next ones are answered."""
+    faults = ",".join(f"{function}:{nth}:cudaErrorLaunchFailure" for nth in (4, 5, 9, 12))
+    machine = CudaMachine(tmp_path, STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_FAIL=faults)
+    program(tmp_path / "models", "twice", Twice())
+    with serving(tmp_path / "models", tmp_path / "log", environment=machine.environment) as server:
+        given = np.random.default_rng(0).random((2, 256), np.float32)
+        tensor = {"name": "x", "shape": [2, 256], "datatype": "FP32", "data": given.ravel().tolist()}
+        failed = 0
+        for _ in range(20):
+            status, _, body = server.ask("POST", "/v2/models/twice/infer", {"inputs": [tensor]})
+            answer = json.loads(body)
+            if status == 200:
+                assert (np.array(answer["outputs"][0]["data"], np.float32).reshape(2, 256) == given * 2).all()
+            else:
+                failed += 1
+                assert "unspecified launch failure" in answer["error"]
+        assert 2 <= failed <= 4
+        eventually(lambda: server.metrics()["nv_pinned_memory_pool_used_bytes"] == 0)

@@ -56,6 +56,12 @@ def flag(context: ModelContext, key: str, *, default: bool) -> bool:
     return parameter(context, key, str(default), boolean_parameter, "true or false")
 
 
+def pins(config: Mapping[str, Any], side: str) -> bool:
+    """Return whether a model's inputs or outputs, as ``side`` says, are copied by way of pinned memory."""
+    buffer = config.get("optimization", {}).get(f"{side}_pinned_memory", {})
+    return bool(buffer.get("enable", True))
+
+
 def thread_count(context: ModelContext, key: str) -> int:
     """Return a model's parameter for a number of threads, 0 if it is not set. Raises ``InvalidArgument``."""
     return parameter(context, key, "0", integer_parameter, "a number of threads, or 0")

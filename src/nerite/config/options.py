@@ -66,7 +66,6 @@ _EVENT_LOOP: Final = "one event loop serves every connection"
 _NO_POOL: Final = "there is no pool to size"
 _BUILT_IN: Final = "the caches 'local' and 'redis' are built in, and others are not loaded"
 _AGENTS: Final = "the agent 'checksum' is built in, and others are not loaded"
-_NO_GPU_MEMORY: Final = "the server itself keeps nothing in GPU memory"
 
 # The flag of a field stands below its name where it does not fit beside it. The layout is kept by hand.
 # fmt: off
@@ -455,7 +454,7 @@ class DeviceOptions:
 
     peer_access: Annotated[bool, Flag(
         "enable-peer-access", "Let GPUs read each other's memory.", group="Model Repository",
-        no_effect=_NO_GPU_MEMORY)] = True
+        no_effect="GPUs read each other's memory wherever that is needed")] = True
     rate_limit: Annotated[Literal["off", "execution_count"], Flag(
         "rate-limit", "'off' runs an instance whenever it is free; 'execution_count' also waits for the resources that "
         "models require.", group="Rate Limiter")] = "off"
@@ -464,16 +463,16 @@ class DeviceOptions:
         "named. Without this flag the amount is what the most demanding instance needs. May be repeated.",
         flag.rate_limit_resource, add, "Rate Limiter")] = ()
     pinned_pool_bytes: Annotated[int, Flag(
-        "pinned-memory-pool-byte-size", "Bytes of pinned memory to reserve.", flag.BYTES,
-        no_effect=_NO_GPU_MEMORY)] = 1 << 28
+        "pinned-memory-pool-byte-size", "Bytes of pinned memory that requests to models on GPUs are received in, from "
+        "the first such model on. 0 for none.", flag.BYTES)] = 1 << 28
     cuda_pool_bytes: Annotated[Mapping[int, int], Flag(
-        "cuda-memory-pool-byte-size", "Bytes of GPU memory to reserve on a device. May be repeated.",
-        flag.DEVICE_BYTES, last_wins, default="64 MiB on each GPU",
-        no_effect=_NO_GPU_MEMORY)] = field(default_factory=dict)
+        "cuda-memory-pool-byte-size", "Bytes of GPU memory for tensors that processes exchange, on a device, reserved "
+        "when the first is exchanged. 0 for none. May be repeated.",
+        flag.DEVICE_BYTES, last_wins, default="64 MiB on each GPU")] = field(default_factory=dict)
     cuda_virtual_address_bytes: Annotated[Mapping[int, int], Flag(
         "cuda-virtual-address-size", "Bytes that the state of a sequence can grow to on a device. May be repeated.",
         flag.DEVICE_BYTES, last_wins, default="1 GiB on each GPU",
-        no_effect=_NO_GPU_MEMORY)] = field(default_factory=dict)
+        no_effect="states of sequences are kept on the host")] = field(default_factory=dict)
     min_compute_capability: Annotated[float, Flag(
         "min-supported-compute-capability", "Do not use GPUs below this compute capability.")] = 6.0
     buffer_manager_threads: Annotated[int, Flag(

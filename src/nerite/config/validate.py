@@ -304,6 +304,7 @@ BACKENDS: Final = ARRAYS | {"llm", "python", "tensorrt_llm", "vllm"}
 
 _ACCELERATED: Final = frozenset({"litert", "onnxruntime", "tensorflow"})
 _TENSORRT: Final = frozenset({"tensorrt"})
+_PINNED: Final = frozenset({"onnxruntime", "pytorch"})
 
 FIELDS: Final[Mapping[str, NoEffect]] = {
     "runtime": NoEffect("the backend is built in", frozenset({"pytorch"})),
@@ -323,15 +324,15 @@ FIELDS: Final[Mapping[str, NoEffect]] = {
     "optimization.cuda.graphs": NoEffect("the backend captures no CUDA graphs", _TENSORRT),
     "optimization.cuda.graph_spec": NoEffect("a CUDA graph is captured for each shape that comes"),
     "optimization.cuda.busy_wait_events": NoEffect("the thread of an instance sleeps while its GPU computes"),
-    "optimization.cuda.output_copy_stream": NoEffect("outputs are copied in the stream that computed them"),
+    "optimization.cuda.output_copy_stream": NoEffect("the backend decides which stream outputs are copied in"),
     "optimization.execution_accelerators.gpu_execution_accelerator": NoEffect(
         "the backend has no execution providers", _ACCELERATED
     ),
     "optimization.execution_accelerators.cpu_execution_accelerator": NoEffect(
         "the backend has no execution providers", _ACCELERATED
     ),
-    "optimization.input_pinned_memory": NoEffect("the framework decides how it copies to a GPU"),
-    "optimization.output_pinned_memory": NoEffect("the framework decides how it copies from a GPU"),
+    "optimization.input_pinned_memory": NoEffect("the backend has no instances that copy from pinned memory", _PINNED),
+    "optimization.output_pinned_memory": NoEffect("the backend has no instances that copy to pinned memory", _PINNED),
     "optimization.gather_kernel_buffer_threshold": NoEffect("inputs are gathered by the CPU"),
     "optimization.eager_batching": NoEffect("a batch is gathered when an instance is free for it"),
     "sequence_batching.state.use_same_buffer_for_input_output": NoEffect(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nerite.backends import registry
+from nerite.backends.configuration import pins
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.python.environments import find_interpreter, progress_reported
 from nerite.config.json_form import to_json
@@ -214,11 +215,11 @@ class Launcher:
             resources.granted = dispatcher.check_soon
 
         def device_inputs(following: QueueStage) -> QueueStage:
-            devices = self._server_context.devices
-            if devices is None:
+            on_gpus = self._server_context.devices
+            if on_gpus is None:
                 return following
             return DeviceInputStage(
-                following, devices, lambda: running.device_placement, arena.allocate, signature, statistics
+                following, on_gpus, lambda: running.device_placement, arena.allocate, signature, statistics
             )
 
         running = RunningVersion(
@@ -236,8 +237,9 @@ class Launcher:
             meter,
         )
         running.device_placement = placement
-        if placement is not None and not placement.pooled and self._server_context.devices is not None:
-            running.pinned = self._server_context.devices.pinned
+        devices = self._server_context.devices
+        if devices is not None and placement is not None and not placement.pooled and pins(config_json, "input"):
+            running.pinned = devices.pinned
         # Fused steps pass neither the rate limiter nor admission control, the response cache or a sequence batcher.
         alone = running.decoupled or running.cached or config.backend in registry.GENERATING
         running.fusible = resources is None and config.sequence_batching is None and not alone

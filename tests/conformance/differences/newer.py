@@ -112,7 +112,7 @@ DIFFERENCES = (
         },
     ),
     Difference(
-        "Registering CUDA memory",
+        "Registering CUDA memory on a machine without GPUs",
         "Nerite answers like a newer Triton without GPU support.",
         {
             "shared_memory/CUDA#3": (

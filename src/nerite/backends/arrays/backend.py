@@ -25,6 +25,7 @@ from nerite.backends.configuration import (
     batching,
     first_instance,
     of_entry,
+    pins,
 )
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.tensor import Array, Buffer
@@ -130,7 +131,8 @@ class ArrayModel(ABC, Generic[K]):
         assert self._face is not None, "not open"
         compute = self.computation(self.copy_for(context), context)
         if isinstance(compute, DeviceComputation):
-            return DeviceArrayInstance(self._face, compute, context.pinned)
+            pinned = [context.pinned if pins(self.context.config, side) else None for side in ("input", "output")]
+            return DeviceArrayInstance(self._face, compute, *pinned)
         return self._face.instance(compute)
 
     def close(self) -> None:

@@ -87,13 +87,20 @@ class _Slot:
 class DeviceArrayInstance(ArrayInstance):
     """Executes batches with a computation on a GPU. ``begin`` is for one thread, and what it returns for another."""
 
-    def __init__(self, face: ModelInterface, compute: DeviceComputation, pinned: PinnedPool | None) -> None:
-        """``pinned`` is the memory of the process that copies need not wait for, if there is any."""
+    def __init__(
+        self,
+        face: ModelInterface,
+        compute: DeviceComputation,
+        pinned_inputs: PinnedPool | None,
+        pinned_outputs: PinnedPool | None,
+    ) -> None:
+        """The pools have memory of the process that copies need not wait for, if there is any."""
         super().__init__(face, compute)  # type: ignore[arg-type]  # never called: ``launch`` is
         self._computation: DeviceComputation | None = compute
         self._datatypes = face.datatypes
         self._device = compute.device
-        self._pinned = pinned
+        self._pinned_inputs = pinned_inputs
+        self._pinned_outputs = pinned_outputs
         cuda.use(self._device)
         self._copies_in, self._copies_out = CudaStream(), CudaStream()
         self._slots: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
@@ -188,7 +195,7 @@ class DeviceArrayInstance(ArrayInstance):
         """Start to copy the parts of an input to the GPU, one behind the other."""
         size = prod(shape) * datatype.size
         at = start = slot.memory(name, size)
-        stream, pinned = self._copies_in, self._pinned
+        stream, pinned = self._copies_in, self._pinned_inputs
         loose: list[Any] = []
         for part in parts:
             if not isinstance(part, DeviceBuffer) and (
@@ -211,7 +218,7 @@ class DeviceArrayInstance(ArrayInstance):
     def _copy_loose(self, slot: _Slot, at: int, parts: list[Any]) -> int:
         """Copy bytes that are not in pinned memory: through it, if there is room. Return their number."""
         size = sum(map(len, parts))
-        staged = None if self._pinned is None or not size else self._pinned.allocate(size)
+        staged = None if self._pinned_inputs is None or not size else self._pinned_inputs.allocate(size)
         if staged is None:
             whole = parts[0] if len(parts) == 1 else b"".join(parts)
             if size:
@@ -268,7 +275,7 @@ class DeviceArrayInstance(ArrayInstance):
     def _on_host(self, output: DeviceArray) -> Array:
         """Start to copy an output to the host; return the array that it will be in."""
         size = output.buffer.size
-        memory = None if self._pinned is None or not size else self._pinned.allocate(size)
+        memory = None if self._pinned_outputs is None or not size else self._pinned_outputs.allocate(size)
         array = np.ndarray(output.shape, output.datatype.numpy, np.empty(size, np.uint8) if memory is None else memory)
         if size:
             self._copies_out.to_host(array.ctypes.data, output.buffer.address, size)
