@@ -68,7 +68,7 @@ def findings() -> Iterator[DoctorFinding]:
     if found and CUDA_BINDINGS not in [build.framework for build in builds]:
         of_use = warning if TENSORRT in [build.framework for build in builds] else note
         yield of_use(
-            "cuda-bindings is not installed, which TensorRT models need",
+            "cuda-bindings is not installed, which TensorRT models and tensors in GPU memory need",
             gpu_builds.install_command(CUDA_BINDINGS, machine),
         )
 

@@ -172,7 +172,7 @@ def test_no_cuda_bindings(machine: Machine, more: list[str], level: FindingLevel
     install(machine.site, *more)
     assert of_frameworks()[-1] == (
         level,
-        "cuda-bindings is not installed, which TensorRT models need",
+        "cuda-bindings is not installed, which TensorRT models and tensors in GPU memory need",
         "pip install 'nerite[gpu]'",
     )
 

@@ -1,0 +1,33 @@
+"""The stand-in for CUDA within the process of a test. Streams belong to threads: each test uses threads of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nerite.devices import cuda, exchange
+
+STAND_IN = Path(__file__).resolve().parent / "stand_ins" / "cuda"
+
+
+@pytest.fixture
+def cuda_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Put the stand-in in the place of CUDA's bindings; yield what this process has of it."""
+
+    def forget() -> None:
+        cuda.runtime.cache_clear()
+        exchange.available.cache_clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+            del sys.modules[name]
+
+    monkeypatch.setenv("STAND_IN_CUDA", str(tmp_path / "gpu-memory"))
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    forget()
+    from cuda.stand_in.process import process
+
+    yield process()
+    forget()
