@@ -103,8 +103,9 @@ gpu-kit:         ## fill build/gpu-kit with what a machine with a GPU and withou
 		{ echo "There is no Python 3.12 at $(PYTHON312). Install it, or name one: make gpu-kit PYTHON312=PATH"; exit 1; }
 	$(PYTHON312) tools/gpu_kit.py build/gpu-kit
 
-gpu-exam: $(VENV)/dev  ## show on this machine's GPU what docs/gpus.md says, in 8 minutes; results are in build/gpu-exam
-	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python benchmarks/gpu_exam.py --out build/gpu-exam
+# With the frameworks that PYTHON has: .venv has PyTorch for processors.
+gpu-exam:        ## show on this machine's GPU what docs/gpus.md says (8 minutes); uses build/gpu-kit if it is there
+	$(PYTHON) benchmarks/gpu_exam.py $(patsubst %,--kit %,$(wildcard build/gpu-kit)) --out build/gpu-exam
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted; fronts that are killed (20 minutes)
 	$(BIN)/python benchmarks/churn.py

@@ -96,6 +96,8 @@ def environment_of(options: argparse.Namespace, kit: Kit | None, folder: Path) -
     path = [str(SOURCE), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     if kit is None:
+        if not Path(sys.executable).with_name("nerite").exists():
+            sys.exit(f"no nerite beside {sys.executable}: pip install --editable '.[gpu,pytriton]', or use --kit")
         return Path(sys.executable), environment
     began = time.monotonic()
     python = created(kit, (options.venv or folder).resolve(), options.wheels, isolated=options.isolated)

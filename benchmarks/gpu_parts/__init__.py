@@ -17,6 +17,7 @@ class PartEntry(NamedTuple):
 
 PARTS = {
     "machine": PartEntry("Cards, placement, metrics", 45),
+    "answers": PartEntry("Answers of the frameworks", 85),
     "engine": PartEntry("Language models", 0, not_yet="no engine yet"),
 }
 """By name."""

@@ -7,10 +7,11 @@ import importlib.util
 import os
 import platform
 import runpy
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +32,22 @@ PACKAGES = (
 
 class Skipped(Exception):
     """Raised by what cannot be tried here, with why."""
+
+
+class Program:
+    """A program of this folder that runs beside the part, and what it says."""
+
+    def __init__(self, words: Sequence[object], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [*map(str, words)], stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT / "benchmarks"
+            )
+
+    def check(self) -> None:
+        """Raise ``RuntimeError``, with the end of what it said, if it has failed."""
+        if self._process.poll():
+            raise RuntimeError(f"{self._process.args}: {self._log.read_text(errors='replace')[-1000:]}")
 
 
 class Part:
@@ -58,7 +75,7 @@ class Part:
 
     def figure(self, name: str, value: float, unit: str = "", wanted: str | None = None) -> None:
         """Report a figure. It is in the file when this returns."""
-        figure = Figure(name, round(float(value), 6), unit, wanted)
+        figure = Figure(name, float(f"{value:.6g}"), unit, wanted)
         self.result.figures.append(figure)
         print(f"  {figure}", flush=True)
         self.result.save(self._file)
@@ -90,13 +107,19 @@ class Part:
             traceback.print_exc()
             self.error(what, f"{type(error).__name__}: {error}"[:2000])
 
+    def program(self, *words: object) -> Program:
+        """Start a program that is imported from the folder of the benchmarks."""
+        return Program(words, self._log("program"))
+
     @contextmanager
     def server(self, models: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Serving]:
         """Run a server. Its log is kept beside the results."""
-        self._logs += 1
-        log = self._file.with_name(f"{self.result.part}-{self._logs}.log")
-        with serving(models, log, *flags, environment=environment) as running:
+        with serving(models, self._log("server"), *flags, environment=environment) as running:
             yield running
+
+    def _log(self, of: str) -> Path:
+        self._logs += 1
+        return self._file.with_name(f"{self.result.part}-{self._logs}-{of}.log")
 
     def _describe(self) -> None:
         from nerite.observability.gpus import find_library
