@@ -16,8 +16,9 @@ class PartEntry(NamedTuple):
 
 
 PARTS = {
-    "machine": PartEntry("Cards, placement, metrics", 45),
-    "answers": PartEntry("Answers of the frameworks", 85),
+    "machine": PartEntry("Cards, placement, metrics", 40),
+    "answers": PartEntry("Answers of the frameworks", 80),
+    "served": PartEntry("Served over bare", 165),
     "engine": PartEntry("Language models", 0, not_yet="no engine yet"),
 }
 """By name."""

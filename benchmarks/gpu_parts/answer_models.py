@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import onnx_models
-
 WIDTH = 64
 ROWS = 32
 """The largest batch."""
@@ -192,6 +190,8 @@ def _python(net: str, version: Path, gpu: bool) -> NDArray[np.float32]:
 def _onnx(net: str, version: Path, gpu: bool) -> NDArray[np.float32]:
     import onnx
     from onnxruntime import InferenceSession
+
+    import onnx_models
 
     proto, _ = onnx_models.cnn()
     onnx.save(proto, version / "model.onnx")

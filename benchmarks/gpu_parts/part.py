@@ -44,6 +44,11 @@ class Program:
                 [*map(str, words)], stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT / "benchmarks"
             )
 
+    def wait(self) -> None:
+        """Wait until it has ended. Raises what ``check`` raises."""
+        self._process.wait()
+        self.check()
+
     def check(self) -> None:
         """Raise ``RuntimeError``, with the end of what it said, if it has failed."""
         if self._process.poll():
