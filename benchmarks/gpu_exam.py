@@ -123,6 +123,7 @@ def examined(part: str, exam: Exam, python: Path, environment: dict[str, str]) -
         return result
     with tempfile.TemporaryDirectory() as folder:
         words = [str(python), str(Path(__file__).resolve()), f"--part={part}", f"--out={exam.out}"]
+        words += [f"--kit={exam.options.kit.resolve()}"] if exam.options.kit is not None else []
         within = {**environment, "TMPDIR": folder}
         with subprocess.Popen(words, env=within, start_new_session=True) as process:
             try:
@@ -167,7 +168,8 @@ def run_part(options: argparse.Namespace) -> int:
     result = PartResult.load(file)
     from gpu_parts.part import Part  # needs more than the standard library
 
-    part = Part(result, file, Path(tempfile.mkdtemp()))
+    kit = Kit(options.kit) if options.kit is not None else None
+    part = Part(result, file, Path(tempfile.mkdtemp()), kit)
     with part.attempt(PARTS[options.part].title):
         importlib.import_module(f"gpu_parts.{options.part}").run(part)
     result.outcome = "failed" if result.errors else "ok"

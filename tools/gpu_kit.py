@@ -4,11 +4,12 @@
 
 - ``wheels``: packages for Python 3.12 on Linux x86-64, of the versions that the development environment is pinned to.
   numpy is left out, for its size: such a machine has it.
+- ``localhost.pem``: a certificate for loads over TLS.
 - ``programs``: wrk and h2load, from Debian's packages, with their libraries down to the C library and its loader.
 
 Then it proves that the folder is complete: a new environment is made of it, without a network, and a server in it is
 asked by NVIDIA's client, wrk and h2load. The proof takes numpy from elsewhere, and says so. Run by Python 3.12; needs
-apt-get and dpkg-deb, and a network until the proof begins.
+apt-get, dpkg-deb and openssl, and a network until the proof begins.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_parts.environment import Kit, requirements, revision  # noqa: E402  the path comes first
+from gpu_parts.environment import Kit, requirements, revision, write_certificate  # noqa: E402  the path comes first
 from gpu_parts.result import PartResult  # noqa: E402
 
 PYTHON: Final = (3, 12)
@@ -63,14 +64,15 @@ def main() -> None:
     """Fill the folder, print what is in it, and prove that it is complete."""
     if sys.version_info[:2] != PYTHON:
         sys.exit(f"this is Python {sys.version.split()[0]}, and the kit is for 3.12: make gpu-kit PYTHON312=PATH")
-    if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
-        sys.exit(f"{' and '.join(missing)} not found: the load generators are taken from Debian's or Ubuntu's packages")
+    if missing := [tool for tool in ("apt-get", "dpkg-deb", "openssl") if shutil.which(tool) is None]:
+        sys.exit(f"{' and '.join(missing)} not found: this needs Debian or Ubuntu, whose packages have the generators")
     kit = Kit(Path(sys.argv[1]).resolve())
     shutil.rmtree(kit.folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         there = Path(name, "there")
         download_wheels(kit.wheels, there)
         download_programs(kit.programs.parent, Path(name, "debian"))
+        write_certificate(kit.certificate)
         kit.description.write_text(json.dumps({"revision": revision()}, indent=1) + "\n")
         report(kit)
         prove(kit, there, Path(name, "proof"))

@@ -19,6 +19,7 @@ PARTS = {
     "machine": PartEntry("Cards, placement, metrics", 40),
     "answers": PartEntry("Answers of the frameworks", 80),
     "served": PartEntry("Served over bare", 165),
+    "cores": PartEntry("Front processes on many cores", 100),
     "engine": PartEntry("Language models", 0, not_yet="no engine yet"),
 }
 """By name."""

@@ -29,12 +29,14 @@ def run(part: Part) -> None:
     # Compilers take long, and nothing of the others.
     apart = [name for name in there if name.startswith("compiled")]
     together = [name for name in there if name not in apart]
+    (part.folder / "models").mkdir()
     for name in there:
         config = part.folder / "models" / name / "config.pbtxt"
         config.parent.mkdir(parents=True)
         config.write_text(configuration(name, part.instances(more=CASES[name].profiles)))
-    writing = dict.fromkeys(together, written(part, together))
-    writing |= {name: written(part, [name]) for name in apart}
+    writing: dict[str, Program] = {}
+    for names in filter(None, (together, *([name] for name in apart))):
+        writing |= dict.fromkeys(names, written(part, names))
     # Products in TF32 would differ by 1e-3.
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     with part.server(part.folder / "models", "--model-control-mode=explicit", environment=exact) as server:

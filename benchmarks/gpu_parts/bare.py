@@ -51,6 +51,7 @@ class BareLoop:
 def main(file: Path, kind: str, name: str) -> None:
     """Load the program, and compute when asked to."""
     import torch
+    from torch.export.passes import move_to_device_pass
 
     warnings.simplefilter("ignore")
     # What is left of it on a processor: with more, threads would wait for each other beside the server.
@@ -58,7 +59,7 @@ def main(file: Path, kind: str, name: str) -> None:
     gpu, net = kind == "KIND_GPU", nets(kind == "KIND_GPU")[name]
     program = torch.export.load(file)
     if gpu:
-        program = torch.export.passes.move_to_device_pass(program, "cuda:0")
+        program = move_to_device_pass(program, "cuda:0")
     module = program.module()
     made: dict[int, tuple[Any, Any]] = {}
     for line in sys.stdin:

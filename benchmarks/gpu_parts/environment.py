@@ -47,6 +47,11 @@ class Kit(NamedTuple):
         return self.folder / "programs" / "bin"
 
     @property
+    def certificate(self) -> Path:
+        """A certificate of this host, with its key."""
+        return self.folder / "localhost.pem"
+
+    @property
     def description(self) -> Path:
         """The commit it was made at, and the digest of the sources then."""
         return self.folder / "kit.json"
@@ -92,6 +97,17 @@ def _run(command: list[str]) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} failed: {(done.stderr or done.stdout)[-2000:]}")
     return done.stdout
+
+
+def write_certificate(file: Path) -> None:
+    """Write a certificate of this host, and its key. Raises ``RuntimeError`` with what openssl says."""
+    options = ["-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "3650"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    _run(["openssl", "req", "-x509", *options, *names, "-keyout", str(file), "-out", f"{file}.cert"])
+    certificate = Path(f"{file}.cert")
+    with file.open("a") as both:
+        both.write(certificate.read_text())
+    certificate.unlink()
 
 
 def revision(kit: Kit | None = None) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from contestants import ROOT, Contestant
 
+from gpu_parts.environment import Kit
 from gpu_parts.result import Figure, Gap, PartResult
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -58,8 +59,9 @@ class Program:
 class Part:
     """What a part is given."""
 
-    def __init__(self, result: PartResult, file: Path, folder: Path) -> None:
+    def __init__(self, result: PartResult, file: Path, folder: Path, kit: Kit | None = None) -> None:
         self.result = result
+        self.kit = kit
         self.folder = folder
         """An empty folder for its files."""
         self.gpu = result.kind == "KIND_GPU"
@@ -77,6 +79,11 @@ class Part:
         """Return the instance group of a model on the card, or on processors in a rehearsal."""
         where = "kind: KIND_GPU gpus: 0" if self.gpu else "kind: KIND_CPU"
         return f"instance_group {{ count: {count} {where} {more} }}\n"
+
+    @property
+    def logs(self) -> Path:
+        """Folder for logs, which are kept beside the results."""
+        return self._file.parent
 
     def figure(self, name: str, value: float, unit: str = "", wanted: str | None = None) -> None:
         """Report a figure. It is in the file when this returns."""
