@@ -19,6 +19,7 @@ import datetime
 import importlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,8 @@ SECONDS = 480.0
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GRACE = 8.0
 """Seconds in which the servers of a part that is cut may end by themselves."""
+_SHOWN = 200
+"""Characters of a reason in the summary. The files have all."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,7 +58,7 @@ def main() -> int:
     options = command_line().parse_args()
     if options.part:
         return run_part(options)
-    if options.kind == "KIND_GPU" and not _DRIVER.exists():
+    if options.kind == "KIND_GPU" and not _DRIVER.exists() and shutil.which("nvidia-smi") is None:
         print("this machine has no NVIDIA driver; --kind=KIND_CPU rehearses on processors", file=sys.stderr)
         return 2
     kit = Kit(options.kit.resolve()) if options.kit is not None else None
@@ -172,8 +175,12 @@ def run_part(options: argparse.Namespace) -> int:
     part = Part(result, file, Path(tempfile.mkdtemp()), kit)
     with part.attempt(PARTS[options.part].title):
         importlib.import_module(f"gpu_parts.{options.part}").run(part)
-    result.outcome = "failed" if result.errors else "ok"
-    result.why = f"{len(result.errors)} errors" if result.errors else ""
+    if result.errors:
+        result.outcome, result.why = "failed", f"{len(result.errors)} errors"
+    elif result.figures or not result.skipped:
+        result.outcome = "ok"
+    else:
+        result.outcome, result.why = "skipped", result.skipped[0].why
     result.save(file)
     return 0
 
@@ -183,8 +190,8 @@ def summary(results: list[PartResult]) -> str:
     lines = []
     for result in results:
         lines += [f"{result.part}: {figure}" for figure in result.figures if figure.wanted is not None]
-        lines += [f"{result.part}: {gap.what}: skipped: {gap.why}" for gap in result.skipped]
-        lines += [f"{result.part}: {gap.what}: FAILED: {gap.why}" for gap in result.errors]
+        lines += [f"{result.part}: {gap.what}: skipped: {gap.why[:_SHOWN]}" for gap in result.skipped]
+        lines += [f"{result.part}: {gap.what}: FAILED: {gap.why[:_SHOWN]}" for gap in result.errors]
     lines.append("")
     for result in results:
         wanted = [figure.met for figure in result.figures if figure.met is not None]

@@ -16,10 +16,11 @@ class PartEntry(NamedTuple):
 
 
 PARTS = {
-    "machine": PartEntry("Cards, placement, metrics", 40),
-    "answers": PartEntry("Answers of the frameworks", 80),
-    "served": PartEntry("Served over bare", 165),
-    "cores": PartEntry("Front processes on many cores", 100),
+    "machine": PartEntry("Cards, placement, metrics", 35),
+    "answers": PartEntry("Answers of the frameworks", 75),
+    "served": PartEntry("Served over bare", 155),
+    "cores": PartEntry("Front processes on many cores", 95),
+    "memory": PartEntry("Device memory over loads and crashes", 75),
     "engine": PartEntry("Language models", 0, not_yet="no engine yet"),
 }
 """By name."""

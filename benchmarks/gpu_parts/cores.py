@@ -28,7 +28,7 @@ from front_loads import (
 from loads import h2load, write_bodies, wrk
 
 from gpu_parts.environment import write_certificate
-from gpu_parts.part import Part, Skipped
+from gpu_parts.part import Part, Skipped, need
 
 _WANTED = ">= 3.5"
 """Of six front processes over one process."""
@@ -141,8 +141,8 @@ def measure(part: Part, models: Path, loads: Sequence[CoreLoad], sizes: Sizes, *
         }
         for load in loads:
             with part.attempt(load.load.name):
-                if load.program and shutil.which(load.program) is None:
-                    raise Skipped(f"{load.program} is not on the path: make gpu-kit has it")
+                if load.program:
+                    need(load.program)
                 rates(part, load, servers)
         for load in loads:
             if load.load.message is not None:
@@ -159,7 +159,7 @@ def rates(part: Part, load: CoreLoad, servers: Mapping[int, Contestant]) -> None
         part.figure(name, pace.rate, f"{unit}/s")
         if count > 1:
             wanted = load.wanted if count == _WANTED_OF else None
-            part.speed(f"{name}, over one process", pace.rate / found[1][0].rate, "", wanted)
+            part.gpu_figure(f"{name}, over one process", pace.rate / found[1][0].rate, "", wanted)
             part.figure(f"{name}, processor time of all fronts", times.fronts, f"us a {unit[:-1]}")
         part.figure(f"{name}, processor time of the core", times.core, f"us a {unit[:-1]}")
         part.figure(f"{name}, processor time of the client", pace.client, f"us a {unit[:-1]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import threading
@@ -19,7 +18,7 @@ import tritonclient.http
 from loads import h2load, write_bodies, wrk
 
 from gpu_parts.cards import Card
-from gpu_parts.part import Part, Skipped, contestant
+from gpu_parts.part import Part, Skipped, contestant, need
 from serving import IDENTITY, NERITE, Serving, python_model
 
 _WHERE = """
@@ -104,8 +103,7 @@ def clients(part: Part, server: Serving) -> None:
     loads = {"wrk": wrk(part.folder, "small", 8, 1), "h2load": h2load(part.folder, "small", 4, 4, 1)}
     for program, load in loads.items():
         with part.attempt(program):
-            if shutil.which(program) is None:
-                raise Skipped("not on the path: make gpu-kit has it")
+            need(program)
             part.figure(f"{program}, small requests", load(contestant(server)).rate, "requests/s")
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +34,12 @@ PACKAGES = (
 
 class Skipped(Exception):
     """Raised by what cannot be tried here, with why."""
+
+
+def need(program: str) -> None:
+    """Raise ``Skipped`` unless a load generator is on the path."""
+    if shutil.which(program) is None:
+        raise Skipped(f"{program} is not on the path: make gpu-kit has it")
 
 
 class Program:
@@ -92,7 +99,7 @@ class Part:
         print(f"  {figure}", flush=True)
         self.result.save(self._file)
 
-    def speed(self, name: str, value: float, unit: str, wanted: str | None = None) -> None:
+    def gpu_figure(self, name: str, value: float, unit: str, wanted: str | None = None) -> None:
         """Report a figure of which nothing is wanted in a rehearsal."""
         self.figure(name, value, unit, wanted if self.gpu else None)
 

@@ -114,7 +114,7 @@ def measure(part: Part, server: Serving, loop: BareLoop, group: Group, net: Net)
         wanted = None if group.rows < 8 else ">= 0.9" if way.startswith("joined") else ">= 0.95"
         part.figure(f"{title}, {way}", rows, unit)
         # Of the turns before and after it.
-        part.speed(f"{title}, {way}, over bare", rows / statistics.mean(bare[number : number + 2]), "", wanted)
+        part.gpu_figure(f"{title}, {way}, over bare", rows / statistics.mean(bare[number : number + 2]), "", wanted)
         part.figure(f"{title}, {way}, p50", pace.p50, "ms")
         part.figure(f"{title}, {way}, p99", pace.p99, "ms")
         part.figure(f"{title}, {way}, busiest client", 100 * pace.client, "% of a processor")

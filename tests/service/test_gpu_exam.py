@@ -20,9 +20,10 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from gpu_parts import PARTS  # noqa: E402
 
-LEAST = {"machine": 7, "answers": 10, "served": 25, "cores": 12}
-"""Figures of each part, without those that need a load generator which may be missing."""
-SKIPPED = ("not rehearsed here: ", "not on the path: make gpu-kit has it")
+LEAST = {"machine": 7, "answers": 10, "served": 25, "cores": 12, "memory": 12}
+"""Figures of each part that is rehearsed, without those that need a load generator which may be missing."""
+LEFT_OUT = ("not rehearsed here: ", *(() if os.environ.get("CI") else ("wrk is not on", "h2load is not on")))
+"""Why parts may leave something out. In CI, load generators have to be there."""
 
 
 def exam(out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,20 +48,23 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_rehearsed(rehearsal: Path, part: str) -> None:
     found = result(rehearsal, part)
-    if PARTS[part].not_yet:
-        assert (found["outcome"], found["why"]) == ("skipped", PARTS[part].not_yet)
+    if part not in LEAST:
+        why = PARTS[part].not_yet or "not rehearsed here: it needs a card"
+        assert (found["outcome"], found["why"]) == ("skipped", why)
         return
     assert (found["outcome"], found["why"], found["errors"]) == ("ok", "", [])
     assert found["kind"] == "KIND_CPU"
     assert found["versions"]["torch"]
     assert "sources " in found["revision"]
     assert len(found["figures"]) >= LEAST[part]
-    assert [gap for gap in found["skipped"] if not gap["why"].startswith(SKIPPED)] == []
+    assert [gap for gap in found["skipped"] if not gap["why"].startswith(LEFT_OUT)] == []
 
 
-@pytest.mark.parametrize("part", ["machine", "answers"])
+@pytest.mark.parametrize("part", ["machine", "answers", "memory"])
 def test_answers_are_right(rehearsal: Path, part: str) -> None:
-    assert {figure["name"] for figure in result(rehearsal, part)["figures"] if figure["met"] is False} == set()
+    """Times are in seconds, and no matter here."""
+    figures = [figure for figure in result(rehearsal, part)["figures"] if figure["unit"] != "s"]
+    assert [figure["name"] for figure in figures if figure["met"] is False] == []
 
 
 @pytest.mark.parametrize(
