@@ -3,13 +3,13 @@
     python3.12 tools/gpu_kit.py build/gpu-kit
 
 - ``wheels``: packages for Python 3.12 on Linux x86-64, of the versions that the development environment is pinned to.
-  numpy is left out, for its size: such a machine has it.
+  numpy and cuda-bindings are left out, for their size: such a machine has them.
 - ``localhost.pem``: a certificate for loads over TLS.
 - ``programs``: wrk and h2load, from Debian's packages, with their libraries down to the C library and its loader.
 
 Then it proves that the folder is complete: a new environment is made of it, without a network, and a server in it is
-asked by NVIDIA's client, wrk and h2load. The proof takes numpy from elsewhere, and says so. Run by Python 3.12; needs
-apt-get, dpkg-deb and openssl, and a network until the proof begins.
+asked by NVIDIA's client, wrk and h2load. The proof takes what was left out from elsewhere, and says so. Run by Python
+3.12; needs apt-get, dpkg-deb and openssl, and a network until the proof begins.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gpu_parts.environment import Kit, requirements, revision, write_certificate
 from gpu_parts.result import PartResult  # noqa: E402
 
 PYTHON: Final = (3, 12)
-THERE: Final = ("numpy",)
-"""Packages that the machine has, and that the proof takes from elsewhere."""
+THERE: Final = ("numpy", "cuda_bindings")
+"""Packages that the machine has, and that the proof takes from elsewhere; named as their wheels."""
 LARGEST: Final = 40 * 2**20
 PROGRAMS: Final = {"wrk": "wrk", "h2load": "nghttp2-client"}
 """Load generators, and Debian's packages of them."""
@@ -74,7 +74,7 @@ def main() -> None:
         download_programs(kit.programs.parent, Path(name, "debian"))
         write_certificate(kit.certificate)
         kit.description.write_text(json.dumps({"revision": revision()}, indent=1) + "\n")
-        report(kit)
+        report(kit, there)
         prove(kit, there, Path(name, "proof"))
 
 
@@ -85,8 +85,7 @@ def download_wheels(folder: Path, there: Path) -> None:
     pinned = f"--constraint={ROOT / 'requirements' / 'dev.txt'}"
     run([sys.executable, "-m", "pip", "--quiet", "download", *options, pinned, *requirements()])
     there.mkdir()
-    for name in THERE:
-        (wheel,) = folder.glob(f"{name}-*.whl")
+    for wheel in [wheel for name in THERE for wheel in folder.glob(f"{name}-*.whl")]:
         wheel.rename(there / wheel.name)
 
 
@@ -128,8 +127,8 @@ def packages_of(folder: Path, names: Iterable[str]) -> list[Path]:
     return list(folder.glob("*.deb"))
 
 
-def report(kit: Kit) -> None:
-    """Print what takes how much. Exits if it is more than may travel."""
+def report(kit: Kit, there: Path) -> None:
+    """Print what takes how much, and what was left out. Exits if it is more than may travel."""
     sizes = {
         place.name: sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         for place in (kit.wheels, kit.programs.parent)
@@ -137,7 +136,7 @@ def report(kit: Kit) -> None:
     total = sum(sizes.values())
     for name, size in {**sizes, "together": total}.items():
         print(f"{name:10} {size / 2**20:5.1f} MiB")
-    print(f"{kit.folder} is complete without {', '.join(THERE)}, of which the machine has its own")
+    print(f"left out, as the machine has it: {', '.join(wheel.name for wheel in there.iterdir())}")
     if total > LARGEST:
         sys.exit(f"it has {total / 2**20:.1f} MiB, more than the {LARGEST / 2**20:.0f} MiB that may travel")
 
@@ -150,7 +149,7 @@ def prove(kit: Kit, there: Path, folder: Path) -> None:
     if within is None:
         print("Proof, with a network that pip is told not to use: this user may not make a namespace without one")
     else:
-        print(f"Proof, in a namespace without a network; {', '.join(THERE)} from outside the kit:")
+        print("Proof, in a namespace without a network, with what was left out from elsewhere:")
         command = [*within, sys.executable, "-c", _LOOPBACK, *command]
     began = time.monotonic()
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": os.environ.get("LANG", "C.UTF-8")}

@@ -50,6 +50,11 @@ class DeviceRegions:
             self._cuda.destroy_shared_memory_region(region)
         self.client.close()
 
+    def listed(self) -> list[str]:
+        """Return the names of the regions that the server lists."""
+        status = self.client.get_cuda_shared_memory_status()
+        return [each["name"] for each in status] if isinstance(status, list) else [*status.regions]
+
     def region(self, size: int) -> str:
         """Make and register a region; return its name."""
         name = f"exam-{os.getpid()}-{next(_numbers)}"
