@@ -1,8 +1,8 @@
 """What becomes of device memory: over loads and unloads, good and bad; when a worker is killed; when it runs out.
 
-In a rehearsal it is the memory of the server's processes. Run as a program, this writes the model that runs out of it:
+In a rehearsal it is the memory of the server's processes. Run as a program, this writes the models that need PyTorch:
 
-    python -m gpu_parts.memory FOLDER
+    python -m gpu_parts.memory FOLDER KIND
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from footprint import resident
 from numpy.typing import NDArray
 
+from gpu_parts import answer_models
 from gpu_parts.answer_models import configuration, exported, rows
 from gpu_parts.cards import Card
 from gpu_parts.part import Part
@@ -98,6 +99,15 @@ class Amounts(NamedTuple):
     """MiB of the worker that is killed."""
 
 
+class Asking(NamedTuple):
+    """A model, and requests that take more than there is, and little: shapes and data."""
+
+    title: str
+    model: str
+    much: tuple[list[int], list[float]]
+    little: tuple[list[int], list[float]]
+
+
 _AMOUNTS = Amounts(48, 200, 10 << 10)
 _REHEARSED = Amounts(6, 25, 128)
 Used = Callable[[], float]
@@ -112,9 +122,12 @@ def run(part: Part) -> None:
         used = memory_of(part, server)
         with part.attempt("a worker that is killed"):
             killed(part, server, amounts, used)
-        for model, values in {"holder": [float(_BEYOND)], "cubed": [1.0] * _EDGE}.items():
-            with part.attempt(f"'{model}' runs out of memory"):
-                exhausted(part, server, model, values)
+        for asking in (
+            Asking("a Python model", "holder", ([1, 1], [float(_BEYOND)]), ([1, 1], [0.0])),
+            Asking("a program of torch.export", "cubed", ([_EDGE], [1.0] * _EDGE), ([2], [1.0] * 2)),
+        ):
+            with part.attempt(f"{asking.title} runs out of memory"):
+                exhausted(part, server, asking)
         with part.attempt("loads and unloads"):
             loads(part, server, amounts, used)
 
@@ -124,10 +137,7 @@ def repository(part: Part) -> Path:
     models = part.folder / "models"
     for name in ("cubed", "greedy"):
         (models / name / "1").mkdir(parents=True)
-    jobs = [
-        part.program(sys.executable, "-m", "gpu_parts.answer_models", part.folder, part.result.kind, *_WRITTEN),
-        part.program(sys.executable, "-m", "gpu_parts.memory", models / "cubed" / "1"),
-    ]
+    writing = part.program(sys.executable, "-m", "gpu_parts.memory", part.folder, part.result.kind)
     (models / "greedy" / "1" / "model.py").write_text(_GREEDY.format(device="cuda:0" if part.gpu else "cpu"))
     in_python = _CONFIG.format(backend="python", batch=8, given=1)
     python_model(models, "crashes", _CRASHES, in_python)
@@ -138,8 +148,7 @@ def repository(part: Part) -> Path:
     }
     for name, config in configs.items():
         (models / name / "config.pbtxt").write_text(config + part.instances())
-    for job in jobs:
-        job.wait()
+    writing.wait()
     for name in _WRITTEN:
         (models / name / "config.pbtxt").write_text(configuration(name, part.instances()))
     for name in ("steady", "truncated"):
@@ -214,7 +223,7 @@ def loads(part: Part, server: Serving, amounts: Amounts, used: Used) -> None:
             continue
         mistakes.append(wrong(server, name, expected) if status == 200 else f"{name}: {body.decode()}")
         server.ask("POST", f"/v2/repository/models/{name}/unload", {})
-        eventually(lambda name=name: server.state(name) != "UNLOADING")
+        unloaded(server, name)
     after, took = settled(used), time.monotonic() - began
     mistakes = [each for each in mistakes if each]
     print(*mistakes[:3], sep="\n", end="")
@@ -223,6 +232,11 @@ def loads(part: Part, server: Serving, amounts: Amounts, used: Used) -> None:
     part.figure("further loads and unloads, good and bad", done, "", f">= {amounts.loads}")
     part.gpu_figure("growth over these", after - before, "MiB", "<= 1")
     part.figure("loads and unloads", done / took, "1/s")
+
+
+def unloaded(server: Serving, name: str) -> None:
+    """Wait until a model is gone."""
+    eventually(lambda: server.state(name) != "UNLOADING")
 
 
 def settled(used: Used) -> float:
@@ -246,12 +260,12 @@ def killed(part: Part, server: Serving, amounts: Amounts, used: Used) -> None:
         time.sleep(_PAUSE)
     part.figure("memory that a worker held", during - before, "MiB", f">= {0.9 * amounts.held:g}")
     part.figure("time until it is back after SIGKILL", time.monotonic() - began, "s", "<= 10")
-    eventually(lambda: wrong_of_holder(server, pid))
+    eventually(lambda: replaced(server, pid))
     part.figure("time until its successor answers", time.monotonic() - began, "s")
     part.gpu_figure("memory that is not back", settled(used) - before, "MiB", "<= 16")
 
 
-def wrong_of_holder(server: Serving, pid: int) -> bool:
+def replaced(server: Serving, pid: int) -> bool:
     """Return whether another process than the one that was killed answers."""
     try:
         return int(server.infer("holder", [0.0], "X")[0]) != pid
@@ -259,20 +273,22 @@ def wrong_of_holder(server: Serving, pid: int) -> bool:
         return False
 
 
-def exhausted(part: Part, server: Serving, model: str, values: list[float]) -> None:
+def exhausted(part: Part, server: Serving, asking: Asking) -> None:
     """Ask for more than there is, and then for little."""
-    shape = [1, 1] if model == "holder" else [len(values)]
-    tensor = {"name": "X", "shape": shape, "datatype": "FP32", "data": values}
-    status, _, body = server.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    print(f"  {status}: {body.decode()[:300]}")
-    part.figure(f"'{model}' runs out of memory: an error that says so", status >= 400 and b"memory" in body, "", "== 1")
-    tensor |= {"shape": [1, 1] if model == "holder" else [2], "data": [0.0] if model == "holder" else [1.0, 1.0]}
-    status, _, body = server.ask("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    part.figure(f"'{model}': the next request is answered", status == 200, "", "== 1")
+
+    def ask(shape: list[int], data: list[float]) -> tuple[int, str]:
+        tensor = {"name": "X", "shape": shape, "datatype": "FP32", "data": data}
+        status, _, body = server.ask("POST", f"/v2/models/{asking.model}/infer", {"inputs": [tensor]})
+        return status, body.decode()
+
+    status, error = ask(*asking.much)
+    print(f"  {status}: {error[:300]}")
+    part.figure(f"{asking.title} runs out of memory: an error says so", status >= 400 and "memory" in error, "", "== 1")
+    part.figure(f"{asking.title}: the next request is answered", ask(*asking.little)[0] == 200, "", "== 1")
 
 
-def main(version: Path) -> None:
-    """Write a program that fills a cube, whose edge is the number of elements that it is given."""
+def main(folder: Path, kind: str) -> None:
+    """Write the models whose answers are known, and one that fills a cube with the edge of what it is given."""
     import torch
 
     class Cubed(torch.nn.Module):
@@ -281,8 +297,9 @@ def main(version: Path) -> None:
             cube = X.reshape(edge, 1, 1).expand(edge, edge, edge).contiguous()
             return {"OUT": cube.sum().reshape(1)}
 
-    torch.export.save(exported(Cubed(), (torch.ones(3),), _EDGE), version / "model.pt2")
+    answer_models.main(folder, kind, [*_WRITTEN])
+    torch.export.save(exported(Cubed(), (torch.ones(3),), _EDGE), folder / "models" / "cubed" / "1" / "model.pt2")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

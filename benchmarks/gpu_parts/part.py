@@ -47,9 +47,10 @@ class Program:
 
     def __init__(self, words: Sequence[object], log: Path) -> None:
         self._log = log
+        self._words = [*map(str, words)]
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [*map(str, words)], stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT / "benchmarks"
+                self._words, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT / "benchmarks"
             )
 
     def wait(self) -> None:
@@ -60,7 +61,7 @@ class Program:
     def check(self) -> None:
         """Raise ``RuntimeError``, with the end of what it said, if it has failed."""
         if self._process.poll():
-            raise RuntimeError(f"{self._process.args}: {self._log.read_text(errors='replace')[-1000:]}")
+            raise RuntimeError(f"{' '.join(self._words)}: {self._log.read_text(errors='replace')[-1000:]}")
 
 
 class Part:

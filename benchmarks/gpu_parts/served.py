@@ -66,7 +66,8 @@ def run(part: Part) -> None:
     groups = GROUPS if part.gpu else REHEARSED
     found = {name: net for name, net in nets(part.gpu).items() if any(group.net == name for group in groups)}
     writing = (sys.executable, "-m", "gpu_parts.served_nets", part.folder, part.result.kind)
-    for job in [part.program(*writing, name) for name in found]:
+    # Side by side where there are processors for it.
+    for job in [part.program(*writing, *names) for names in ([[each] for each in found] if part.gpu else [found])]:
         job.wait()
     models = repository(part, found)
     with ExitStack() as stack:

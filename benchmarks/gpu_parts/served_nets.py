@@ -69,7 +69,12 @@ def module(name: str, gpu: bool) -> Any:
     if name == "text":
         from transformers import BertConfig, BertForSequenceClassification
 
-        small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+        small: dict[str, Any] = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 128,
+        }
         config = BertConfig(**({} if gpu else small | {"vocab_size": _WORDS}))
         bert = BertForSequenceClassification(config)
 
