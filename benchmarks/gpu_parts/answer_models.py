@@ -249,7 +249,7 @@ _ENGINE = 'backend: "tensorrt" optimization {{ cuda {{ graphs: {} }} }}'
 _PROFILES = 'profile: [ "0", "1" ]'
 _COMPILED = ("INPUT__0", "OUT")
 _CARD = "it needs a card"
-_SLOW = "its compiler takes half a minute on two processors"
+_SLOW = "its compiler takes too long on two processors"
 CASES: dict[str, Case] = {
     "exported": Case("torch.export, float32", "torch", "cnn", _exported(False), _TORCH),
     "exported_bf16": Case("torch.export, bf16", "torch", "cnn", _exported(True), _TORCH, _BF16),
@@ -276,10 +276,12 @@ CASES: dict[str, Case] = {
         not_rehearsed=_CARD,
     ),
     "compiled": Case(
-        "AOTInductor, float32", "torch", "cnn", _compiled(False), _TORCH, names=_COMPILED, not_rehearsed=_SLOW
+        "AOTInductor, one layer, float32", "torch", "wide", _compiled(False), _TORCH, names=_COMPILED,
+        not_rehearsed=_SLOW,
     ),
     "compiled_bf16": Case(
-        "AOTInductor, bf16", "torch", "cnn", _compiled(True), _TORCH, _BF16, names=_COMPILED, not_rehearsed=_SLOW
+        "AOTInductor, one layer, bf16", "torch", "wide", _compiled(True), _TORCH, _BF16, names=_COMPILED,
+        not_rehearsed=_SLOW,
     ),
 }  # fmt: skip
 """By the name of the model, in the order in which they are written."""
