@@ -16,7 +16,7 @@ ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annota
 # Programs and tests keep what Python compiles, where that is switched off too: collecting tests takes half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts gpu-kit gpu-exam soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -95,6 +95,17 @@ bench-fronts: $(VENV)/dev  ## front processes beside a single process, their pha
 	$(BIN)/python benchmarks/fronts.py --phases
 	$(BIN)/python benchmarks/fronts.py --spread --seconds 10
 	$(BIN)/python benchmarks/front_model.py --json $(VENV)/fronts.json
+
+# Needs Python 3.12 with pip (PYTHON312=PATH), apt-get and dpkg-deb; installs nothing.
+PYTHON312 ?= python3.12
+gpu-kit:         ## fill build/gpu-kit with what a machine with a GPU and without a network lacks for gpu-exam (1 minute)
+	@$(PYTHON312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || \
+		{ echo "There is no Python 3.12 at $(PYTHON312). Install it, or name one: make gpu-kit PYTHON312=PATH"; exit 1; }
+	$(PYTHON312) tools/gpu_kit.py build/gpu-kit
+
+# With the frameworks that PYTHON has: .venv has PyTorch for processors.
+gpu-exam:        ## show on this machine's GPU what docs/gpus.md says (8 minutes); uses build/gpu-kit if it is there
+	$(PYTHON) benchmarks/gpu_exam.py $(patsubst %,--kit %,$(wildcard build/gpu-kit)) --out build/gpu-exam
 
 soak: $(VENV)/dev  ## thousands of loads and unloads, good and bad: what is left of them; 100,000 requests: are all counted; fronts that are killed (20 minutes)
 	$(BIN)/python benchmarks/churn.py

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,8 +18,19 @@ from contestants import ROOT, Contestant, identity_repository
 from loads import SMALL, Load, h2load, write_bodies, wrk
 from token_streams import MODEL
 
+sys.path.insert(0, str(ROOT / "src"))
+
+from nerite.client.connection import Address
+from nerite.tools.bench.forms import RoundRobin
+from nerite.tools.bench.measurement import BenchPlan, BenchTarget, LoadLevel, Records
+from nerite.tools.bench.session import Fleet
+
 STAND_IN = ROOT / "tests" / "stand_ins" / "vllm"
 _ENGINE = {"model": "m", "mortal": False, "max_model_len": 1000, "max_num_seqs": 4096, "num_gpu_blocks_override": 2**18}
+_LATENCY_AT = 0.7
+"""Of what the same client gets of the slowest server with ``_CONCURRENCY`` requests at a time."""
+_CONCURRENCY = 32
+_WARM_UP = 0.5
 Noted = TypeVar("Noted")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -144,31 +158,56 @@ def public(load: Load, seconds: float) -> Callable[[Contestant], tuple[Pace, Tim
     return run
 
 
-def tokens(protocol: str, streams: int, seconds: float) -> Callable[[Contestant], tuple[Pace, Times]]:
-    """Return the run of streams of tokens."""
+def tokens(
+    protocol: str, streams: int, seconds: float, processes: int = 1
+) -> Callable[[Contestant], tuple[Pace, Times]]:
+    """Return the run of streams of tokens, which so many client processes read."""
 
     def run(server: Contestant) -> tuple[Pace, Times]:
         port = server.grpc if protocol == "grpc" else server.http
-        before, after, said = warmed(["token_streams.py", protocol, port, streams, seconds], lambda: spent(server))
-        pace = Pace(said["parts"] / said["seconds"], said["client"] * 1e6, p50=said["p50"], p99=said["p99"])
-        return pace, after.per(before, said["parts"])
+        command = ["token_streams.py", protocol, port, streams // processes, seconds]
+        before, after, said = warmed([command] * processes, lambda: spent(server))
+        count = sum(each["parts"] for each in said)
+        rate = sum(each["parts"] / each["seconds"] for each in said)
+        client = sum(each["client"] * each["parts"] for each in said) / count
+        p50, p99 = (max(each[name] for each in said) for name in ("p50", "p99"))
+        return Pace(rate, client * 1e6, p50=p50, p99=p99), after.per(before, count)
 
     return run
 
 
-def warmed(command: Sequence[object], note: Callable[[], Noted]) -> tuple[Noted, Noted, dict[str, float]]:
-    """Run a client of this folder; return what there was to note when it was warm, and after it, and what it says."""
-    program, *arguments = map(str, command)
-    line = [sys.executable, str(ROOT / "benchmarks" / program), *arguments]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        client.stdout.readline()
+def warmed(
+    commands: Sequence[Sequence[object]], note: Callable[[], Noted]
+) -> tuple[Noted, Noted, list[dict[str, float]]]:
+    """Run clients of this folder.
+
+    Returns what there was to note when all were warm, what there was after them, and what each says.
+    """
+    with ExitStack() as stack:
+        clients = []
+        for program, *arguments in commands:
+            line = [sys.executable, str(ROOT / "benchmarks" / str(program)), *map(str, arguments)]
+            clients.append(stack.enter_context(subprocess.Popen(line, stdout=subprocess.PIPE, text=True)))
+        _lines(clients)
         before = note()
-        said = client.stdout.readline()
+        said = _lines(clients)
         after = note()
-    if client.returncode:
-        raise RuntimeError(f"{program} has failed")
-    return before, after, json.loads(said)
+    if any(client.returncode for client in clients):
+        raise RuntimeError(f"{commands[0][0]} has failed")
+    return before, after, [json.loads(line) for line in said]
+
+
+def _lines(clients: Sequence[subprocess.Popen[str]]) -> list[str]:
+    return [client.stdout.readline() for client in clients if client.stdout is not None]
+
+
+def tls_flags(certificate: Path) -> list[str]:
+    """Return the flags of a server that uses TLS, with a file that has its key as well."""
+    flags = []
+    for port in ("http", "grpc"):
+        flags += [f"--{port}-use-ssl=true"]
+        flags += [f"--{port}-server-{what}={certificate}" for what in ("cert", "key")]
+    return flags
 
 
 def loads(folder: Path, seconds: int, streams: Sequence[int], *, tls: bool = False) -> list[FrontLoad]:
@@ -198,3 +237,41 @@ def loads(folder: Path, seconds: int, streams: Sequence[int], *, tls: bool = Fal
         found += [FrontLoad(f"tokens, {title}, {count} streams", tokens(protocol, count, seconds), 0.0)
                   for count in streams]  # fmt: skip
     return found
+
+
+def latencies(
+    servers: dict[int, Contestant], message: tuple[str, bytes], seconds: float, processes: int = 1
+) -> dict[int, tuple[float, float, float]]:
+    """Return, by server, a rate that all can keep, and p50 and p99 in milliseconds with it.
+
+    ``processes``: of the client.
+    """
+    protocol, content = message
+    plans = {}
+    for count, server in servers.items():
+        port = server.http if protocol == "http" else server.grpc
+        target = BenchTarget("http" if protocol == "http" else "grpc", Address.parse(f"127.0.0.1:{port}"))
+        plans[count] = BenchPlan(target, RoundRobin((content,)))
+    closed = LoadLevel(concurrency=_CONCURRENCY)
+    capacities = [len(_records(plan, closed, seconds, processes).ended) / seconds for plan in plans.values()]
+    rate = _LATENCY_AT * min(capacities)
+    found = {}
+    for count, plan in plans.items():
+        records = _records(plan, LoadLevel(rate=rate, arrivals="poisson"), seconds, processes)
+        percentiles = statistics.quantiles(records.latency.tolist(), n=100)
+        found[count] = (rate, percentiles[49] * 1000, percentiles[98] * 1000)
+    return found
+
+
+def _records(plan: BenchPlan, level: LoadLevel, seconds: float, processes: int) -> Records:
+    """Return what came in ``seconds`` of a load."""
+    with Fleet(plan, processes) as fleet:
+        fleet.begin(level)
+        time.sleep(_WARM_UP)
+        fleet.take()
+        time.sleep(seconds)
+        records = fleet.take().records
+        fleet.end()
+    if records.reasons:
+        raise RuntimeError(records.reasons[0])
+    return records

@@ -28,7 +28,7 @@ from typing import Final
 
 import trustme
 from contestants import ASLEEP, Contestant, nerite
-from front_loads import FrontLoad, front_processes, loads
+from front_loads import FrontLoad, front_processes, loads, tls_flags
 from page import machine
 
 PHASES: Final = ("read", "TLS", "parse", "JSON", "decide", "hand over", "answer", "write", "poll", "loop")
@@ -145,11 +145,7 @@ def certificates(folder: Path) -> list[str]:
     """Write a certificate; return the flags of a server that uses it."""
     issued = trustme.CA().issue_cert("localhost", "127.0.0.1")
     issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-    flags = []
-    for port in ("http", "grpc"):
-        flags += [f"--{port}-use-ssl=true"]
-        flags += [f"--{port}-server-{what}={folder}/server.pem" for what in ("cert", "key")]
-    return flags
+    return tls_flags(folder / "server.pem")
 
 
 def of_load(load: FrontLoad, longer: FrontLoad, server: Contestant, title: str, seconds: int) -> str:

@@ -198,16 +198,14 @@ def report(options: argparse.Namespace, folder: Path, models: Path) -> str:
             for name, running in (("fronts", ours), ("SO_REUSEPORT", sharing)):
                 with running(count, models, folder) as (server, requests):
                     rate = rate or h2load(folder, "small", 8, 8, 2)(server).rate * _PART
-                    runs = [
-                        warmed(["front_spread.py", server.grpc, connections, rate, options.seconds, number], requests)
-                        for number in range(options.rounds)
-                    ]
+                    client = ["front_spread.py", server.grpc, connections, rate, options.seconds]
+                    runs = [warmed([[*client, number]], requests) for number in range(options.rounds)]
                 spreads = [
                     busiest([late - early for early, late in zip(before, after, strict=True)])
                     for before, after, _ in runs
                 ]
-                p50, p99 = (statistics.median(said[which] for _, _, said in runs) for which in ("p50", "p99"))
-                failed = sum(said["failed"] for _, _, said in runs)
+                p50, p99 = (statistics.median(said[which] for _, _, (said,) in runs) for which in ("p50", "p99"))
+                failed = sum(said["failed"] for _, _, (said,) in runs)
                 line = f"| {connections} | {count} | {rate:,.0f} | {name} | **{statistics.mean(spreads):.2f}** "
                 line += f"| {max(spreads):.2f} | {p50:.2f} ms | {p99:.2f} ms | {failed:.0f} |\n"
                 print(line, end="", file=sys.stderr, flush=True)

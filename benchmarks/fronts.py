@@ -28,7 +28,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,23 +35,10 @@ from typing import NamedTuple
 
 import front_phases
 import front_spread
-from contestants import ROOT, Contestant, nerite
-from curves import ASLEEP
-from front_loads import FrontLoad, Pace, Times, loads, repository, write_requests
+from contestants import ASLEEP, Contestant, nerite
+from front_loads import FrontLoad, Pace, Times, latencies, loads, repository, write_requests
 from loads import need
 from page import command_line, machine, publish
-
-sys.path.insert(0, str(ROOT / "src"))
-
-from nerite.client.connection import Address
-from nerite.tools.bench.forms import RoundRobin
-from nerite.tools.bench.measurement import BenchPlan, BenchTarget, LoadLevel, Records
-from nerite.tools.bench.session import Fleet
-
-_LATENCY_AT = 0.7
-"""Of what the same client gets of the slowest server with ``_CONCURRENCY`` requests at a time."""
-_CONCURRENCY = 32
-_WARM_UP = 0.5
 
 
 class Row(NamedTuple):
@@ -63,41 +49,6 @@ class Row(NamedTuple):
     """1 for a single process."""
     pace: Pace
     times: Times
-
-
-def latencies(
-    servers: dict[int, Contestant], message: tuple[str, bytes], seconds: float
-) -> dict[int, tuple[float, float, float]]:
-    """Return, by server, a rate that all can keep, and p50 and p99 in milliseconds with it."""
-    protocol, content = message
-    plans = {}
-    for count, server in servers.items():
-        port = server.http if protocol == "http" else server.grpc
-        target = BenchTarget("http" if protocol == "http" else "grpc", Address.parse(f"127.0.0.1:{port}"))
-        plans[count] = BenchPlan(target, RoundRobin((content,)))
-    closed = LoadLevel(concurrency=_CONCURRENCY)
-    capacities = [len(_records(plan, closed, seconds).ended) / seconds for plan in plans.values()]
-    rate = _LATENCY_AT * min(capacities)
-    found = {}
-    for count, plan in plans.items():
-        records = _records(plan, LoadLevel(rate=rate, arrivals="poisson"), seconds)
-        percentiles = statistics.quantiles(records.latency.tolist(), n=100)
-        found[count] = (rate, percentiles[49] * 1000, percentiles[98] * 1000)
-    return found
-
-
-def _records(plan: BenchPlan, level: LoadLevel, seconds: float) -> Records:
-    """Return what came in ``seconds`` of a load."""
-    with Fleet(plan) as fleet:
-        fleet.begin(level)
-        time.sleep(_WARM_UP)
-        fleet.take()
-        time.sleep(seconds)
-        records = fleet.take().records
-        fleet.end()
-    if records.reasons:
-        raise RuntimeError(records.reasons[0])
-    return records
 
 
 def measured(load: FrontLoad, servers: dict[int, Contestant], seconds: float, rounds: int) -> list[Row]:

@@ -76,13 +76,20 @@ def write_http(folder: Path, name: str, tensor: tuple[str, list[int], bytes], ou
 
 
 def wrk(
-    folder: Path, body: str, connections: int, seconds: float, model: str = "identity", *, tls: bool = False
+    folder: Path,
+    body: str,
+    connections: int,
+    seconds: float,
+    model: str = "identity",
+    *,
+    tls: bool = False,
+    threads: int = 1,
 ) -> Load:
     """Post the request written as ``body`` over HTTP/1.1 from ``connections`` connections."""
 
     def run(server: Contestant) -> Pace:
         url = f"{'https' if tls else 'http'}://127.0.0.1:{server.http}/v2/models/{model}/infer"
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", f"{folder}/{body}.lua", url]
+        command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds:g}s", "-s", f"{folder}/{body}.lua", url]
         said, spent = _output(command)
         if "Non-2xx" in said:
             raise RuntimeError(f"{server.name} answered with errors: {said}")
@@ -91,13 +98,15 @@ def wrk(
     return run
 
 
-def h2load(folder: Path, size: str, connections: int, streams: int, seconds: float, *, tls: bool = False) -> Load:
+def h2load(
+    folder: Path, size: str, connections: int, streams: int, seconds: float, *, tls: bool = False, threads: int = 1
+) -> Load:
     """Post a serialized ModelInferRequest over HTTP/2, on ``streams`` streams of ``connections`` connections."""
 
     def run(server: Contestant) -> Pace:
         url = f"{'https' if tls else 'http'}://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
-        command = ["h2load", f"-D{seconds:g}", f"-c{connections}", f"-m{streams}", "-t1", "-d", f"{folder}/{size}.grpc"]
-        command += ["-H", "content-type: application/grpc", "-H", "te: trailers", url]
+        command = ["h2load", f"-D{seconds:g}", f"-c{connections}", f"-m{streams}", f"-t{threads}"]
+        command += ["-d", f"{folder}/{size}.grpc", "-H", "content-type: application/grpc", "-H", "te: trailers", url]
         said, spent = _output(command)
         done = int(_found(r"status codes: (\d+) 2xx", said))
         if int(_found(r"(\d+) failed", said)) or done == 0:

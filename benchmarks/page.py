@@ -21,13 +21,12 @@ def machine() -> str:
     return f"{os.cpu_count()} processors ({name}), Python {platform.python_version()}, client and server on one machine"
 
 
-def write(section: str, text: str) -> None:
+def write(section: str, text: str, page: Path = PAGE) -> None:
     """Put ``text`` between the markers of ``section`` in the page."""
-    page = PAGE.read_text()
     start, end = f"<!-- {section} -->\n", f"<!-- /{section} -->"
-    before, _, rest = page.partition(start)
+    before, _, rest = page.read_text().partition(start)
     _, _, after = rest.partition(end)
-    PAGE.write_text(before + start + text + end + after)
+    page.write_text(before + start + text + end + after)
 
 
 def command_line(about: str | None, seconds: float, rounds: int) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """TensorRT engines, opened and run: on stand-ins for TensorRT and for CUDA, which have the functions that are used.
 
-What the libraries themselves make of it is for ``benchmarks/on_gpu.py``, on a machine with a GPU.
+What the libraries themselves make of it is for ``benchmarks/gpu_exam.py``, on a machine with a GPU.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from nerite.core.errors import Unsupported
@@ -212,7 +213,7 @@ def open_exported(model: str, plan: TorchPlan, device: str) -> Program:
     with loading(model, f"{remedy}; this is {torch.__version__}"), _one_at_a_time, quiet:
         exported = torch.export.load(str(plan.artifact.path))
         if device.startswith("cuda"):
-            exported = torch.export.passes.move_to_device_pass(exported, device)
+            exported = move_to_device_pass(exported, device)
         module = exported.module()
         compute = _Lean(module, exported.call_spec.in_spec, plan.compile)
     signature = exported.graph_signature

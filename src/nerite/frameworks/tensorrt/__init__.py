@@ -4,7 +4,7 @@
 ``execution`` has the memory, streams and graphs of CUDA, and runs an engine for one instance. ``backend`` connects them
 with the base of array backends.
 
-Written to the documentation of TensorRT 10 and CUDA's Python bindings; not run on a GPU yet (``benchmarks/on_gpu.py``
+Written to the documentation of TensorRT 10 and CUDA's Python bindings; not run on a GPU yet (``benchmarks/gpu_exam.py``
 does that). Both are imported lazily, when the first model needs them.
 """
 
