@@ -1,4 +1,4 @@
-"""The stand-in for CUDA within the process of a test. Streams belong to threads: each test uses threads of its own."""
+"""The stand-in for CUDA within the process of a test."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def cuda_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[An
     def forget() -> None:
         cuda.runtime.cache_clear()
         exchange.available.cache_clear()
-        for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("cuda", "device_arrays")]:
             del sys.modules[name]
 
     monkeypatch.setenv("STAND_IN_CUDA", str(tmp_path / "gpu-memory"))
+    monkeypatch.setattr(exchange, "OF_THREAD", exchange.ThreadStreams())
     monkeypatch.syspath_prepend(str(STAND_IN))
     forget()
     from cuda.stand_in.process import process

@@ -216,6 +216,8 @@ class ServerComponents:
             yield self._ledger.run
         if self._options.stall_seconds:
             yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
+            if self._devices is not None:
+                yield partial(self._devices.watch, self._options.stall_seconds)
         if server.demand is not None and any(server.demand.residency):
             yield server.demand.run
         if self._options.repository.control_mode == "poll":

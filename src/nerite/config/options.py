@@ -517,7 +517,8 @@ class ServerOptions:
     """``flag.AUTO``: the machine decides."""
     stall_seconds: Annotated[float, nerite_flag(
         "stall-seconds", "Log the stacks of all threads when the event loop makes no progress for this many seconds, "
-        "or a worker executes one batch for 60 times as long; 0 is never.", SECONDS)] = 1.0
+        "or a worker executes one batch for 60 times as long, and a GPU that completes no call for 10 times as long; "
+        "0 is never.", SECONDS)] = 1.0
     log: Annotated[LogOptions, "Logging"] = LogOptions()
     repository: Annotated[RepositoryOptions, "Model Repository"] = RepositoryOptions()
     queue: QueueOptions = QueueOptions()

@@ -18,7 +18,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.failures import report
-from nerite.core.tensor import DeviceBuffer, address_of
 from nerite.devices import cuda, exchange
 from nerite.devices.cuda import CudaStream
 from nerite.devices.pools import DevicePool, PinnedPool
@@ -33,6 +32,10 @@ POOL_BYTES: Final = 64 << 20
 """Default size of the pool of each GPU, as in Triton."""
 _CLOSING: Final = 5.0
 """Seconds that the end of a server waits for what a GPU's thread still has to do."""
+_LONG: Final = 10
+"""A call to a GPU may take this many times as long as the event loop may without progress."""
+_CHECKS: Final = 4
+"""Number of looks at the threads within that time."""
 
 
 class DeviceThread:
@@ -207,21 +210,26 @@ class Devices:
             memory = self._opened.setdefault(key, memory)
         return memory
 
-    def to_host(
-        self, buffers: Sequence[tuple[DeviceBuffer, memoryview]], done: Callable[[NeriteError | None], None]
-    ) -> None:
-        """Copy each buffer to memory on the host of its size; ``done`` is called on the loop, with what went wrong."""
+    def waits(self) -> dict[int, float]:
+        """Return for how many seconds each GPU's thread has waited for its present call; 0 if there is none."""
+        return {number: thread.busy_for() for number, thread in self._threads.items()}
 
-        def job(stream: CudaStream) -> None:
-            for buffer, target in buffers:
-                stream.to_host(address_of(target), buffer.address, buffer.size)
-            stream.wait()
-
-        self._threads[buffers[0][0].device].do(job, lambda _, error: done(error))
-
-    def stalled(self, seconds: float) -> list[int]:
-        """Return the GPUs whose threads have waited for longer than that for one call."""
-        return [number for number, thread in self._threads.items() if thread.busy_for() > seconds]
+    async def watch(self, stall_seconds: float) -> None:
+        """Log each call to a GPU that takes long, once, and its end; until cancelled. The argument is the flag."""
+        limit = stall_seconds * _LONG
+        reported: set[int] = set()
+        while True:
+            await asyncio.sleep(limit / _CHECKS)
+            for number, waited in self.waits().items():
+                if waited > limit and number not in reported:
+                    reported.add(number)
+                    _log.error(
+                        "GPU %d has not completed a call for %.1f s: requests with tensors on it wait; see nvidia-smi",
+                        *(number, waited),
+                    )
+                elif waited <= limit and number in reported:
+                    reported.discard(number)
+                    _log.warning("GPU %d completes calls again", number)
 
     def close(self) -> None:
         """End the threads, and release the pools. What the process has left on the GPUs goes with it."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Final
 
 import numpy as np
 
@@ -20,14 +21,14 @@ def available() -> bool:
     return not cuda.why_unusable()
 
 
-class _ThreadStreams(threading.local):
+class ThreadStreams(threading.local):
     """The streams of a thread, by GPU."""
 
     def __init__(self) -> None:
         self.streams: dict[int, CudaStream] = {}
 
 
-_threads = _ThreadStreams()
+OF_THREAD: Final = ThreadStreams()
 
 
 @contextmanager
@@ -37,9 +38,9 @@ def stream_on(device: int) -> Iterator[CudaStream]:
     The current GPU of the thread is restored: it may be a model's own thread. Raises ``NeriteError``.
     """
     with cuda.current(device):
-        stream = _threads.streams.get(device)
+        stream = OF_THREAD.streams.get(device)
         if stream is None:
-            stream = _threads.streams[device] = CudaStream()
+            stream = OF_THREAD.streams[device] = CudaStream()
         yield stream
 
 

@@ -28,6 +28,11 @@ DEVICE_POOLS: Final = MetricTable[_Use]((
            "Used bytes of the server's memory pool on a GPU", lambda use: use.used),
 ), labels=("gpu",))  # fmt: skip
 
+CALLS: Final = MetricTable[float]((
+    Metric("nerite_device_call_seconds", "gauge",
+           "How long the server has waited for its present call to a GPU, in seconds", lambda seconds: seconds),
+), labels=("gpu",))  # fmt: skip
+
 COPIES: Final = MetricTable[tuple[int, int]]((
     Metric("nerite_device_copies_total", "counter",
            "Copies of tensors between host and GPUs, and on GPUs, by the server and its workers", lambda of: of[0]),
@@ -43,4 +48,5 @@ def write_device_metrics(page: Page, devices: Devices | None) -> None:
         return
     pools = (pool for number in devices.numbers if (pool := devices.pool(number)) is not None)
     page.write(DEVICE_POOLS, [DEVICE_POOLS.row(_Use(pool.size, pool.used), str(pool.device)) for pool in pools])
+    page.write(CALLS, [CALLS.row(seconds, str(number)) for number, seconds in devices.waits().items()])
     page.write(COPIES, [COPIES.row(counts, direction) for direction, counts in cuda.COPIES.totals().items()])
