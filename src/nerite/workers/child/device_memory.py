@@ -56,7 +56,7 @@ class WorkerDevices:
             self._pools[device].grants.append((offset, BuddyAllocator(size)))
             self._pools[device].asked.clear()
 
-    def base(self, device: int, offset: int) -> tuple[int, object]:
+    def base(self, device: int, offset: int, size: int) -> tuple[int, object]:
         """Return the address at which a pool begins here. The server keeps its memory."""
         return self._pools[device].base, None
 

@@ -38,14 +38,17 @@ class WorkerDeviceMemory:
         self._introduce(pool)
         return offset, buffer
 
-    def base(self, device: int, offset: int) -> tuple[int, object]:
-        """Return the address of a pool, and the part granted to the worker that has the bytes at ``offset``."""
+    def base(self, device: int, offset: int, size: int) -> tuple[int, object]:
+        """Return the address of a pool, and the part granted to the worker that has ``size`` bytes at ``offset``.
+
+        Raises ``Internal`` if there is none: a worker must not have the server read what is not its own.
+        """
         pool = self._devices.pool(device)
         assert pool is not None, "the worker has a part of it"
         for grant in self._grants:
-            if grant.device == device and 0 <= pool.base + offset - grant.address < grant.size:
+            if grant.device == device and 0 <= pool.base + offset - grant.address <= grant.size - size:
                 return pool.base, grant
-        raise Internal(f"the worker has no part of the pool on GPU {device} at {offset}")
+        raise Internal(f"the worker has no part of the pool on GPU {device} with {size} bytes at {offset}")
 
     def wanted(self, device: int, size: int) -> None:
         """Grant the worker room for tensors of ``size`` bytes, if there is room."""

@@ -153,8 +153,8 @@ class DeviceLender(Protocol):
 class DeviceViewer(Protocol):
     """Finds tensors in the server's pools of GPU memory."""
 
-    def base(self, device: int, offset: int) -> tuple[int, object]:
-        """Return the address at which a pool begins here, and what keeps the memory at ``offset`` allocated."""
+    def base(self, device: int, offset: int, size: int) -> tuple[int, object]:
+        """Return the address at which a pool begins here, and what keeps ``size`` bytes at ``offset`` allocated."""
 
 
 class Packer(Generic[Header]):
@@ -375,7 +375,7 @@ class Unpacker(Generic[Header]):
             elif segment & _ON_DEVICE:
                 assert self._device_viewer is not None
                 device = segment & ~_ON_DEVICE
-                base, memory = self._device_viewer.base(device, offset)
+                base, memory = self._device_viewer.base(device, offset, size)
                 data.append(self._borrower.device_view(device, base, offset, size, token, memory))
             else:
                 data.append(self._borrower.view(segment - 1, offset, size, token))
