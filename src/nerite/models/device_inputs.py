@@ -100,6 +100,8 @@ class DeviceInputStage(FrontStage):
         if not moves:
             self._following.submit(request)
             return
+        device = next(each.device for each in request.data if isinstance(each, DeviceBuffer))
+        thread = self._devices.thread(device)
         self._held.add(request)
         request.on_cancel = self._cancelled
 
@@ -109,8 +111,7 @@ class DeviceInputStage(FrontStage):
                 self._moved(request, data, error)
                 self._check_drained()
 
-        device = next(each.device for each in request.data if isinstance(each, DeviceBuffer))
-        self._devices.thread(device).do(lambda stream: copy_all(moves, stream), done)
+        thread.do(lambda stream: copy_all(moves, stream), done)
 
     def _stays(self, spec: TensorSpec, buffer: DeviceBuffer, placement: DevicePlacement | None) -> bool:
         """Return whether the model takes an input where it is."""
