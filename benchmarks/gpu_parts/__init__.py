@@ -19,7 +19,7 @@ PARTS = {
     "machine": PartEntry("Cards, placement, metrics", 35),
     "answers": PartEntry("Answers of the frameworks", 75),
     "served": PartEntry("Served over bare", 155),
-    "devices": PartEntry("Device memory of clients and steps", 25),
+    "devices": PartEntry("Device memory of clients and steps", 35),
     "cores": PartEntry("Front processes on many cores", 95),
     "memory": PartEntry("Device memory over loads and crashes", 75),
     "engine": PartEntry("Language models", 0, not_yet="no engine yet"),

@@ -148,8 +148,8 @@ class Part:
         library, _ = find_library()
         visible = library.gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if self.gpu else []
         result.cards = [gpu.name for gpu in visible]
-        if visible:
-            result.driver, _, result.cuda = library.driver().partition(", ")
+        if visible and (driver := library.driver()) is not None:
+            result.driver, result.cuda = driver.version, "CUDA {}.{}".format(*driver.cuda)
         result.versions = {"python": platform.python_version()}
         for package in PACKAGES:
             with suppress(importlib.metadata.PackageNotFoundError):

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from cuda_machine import CudaMachine
+
 pytestmark = pytest.mark.timeout(400)  # a minute and a half on a quiet machine: frameworks, servers and loads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +28,8 @@ LEFT_OUT = ("not rehearsed here: ", *(() if os.environ.get("CI") else ("wrk is n
 """Why parts may leave something out. In CI, load generators have to be there."""
 
 
-def exam(out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_exam.py"), "--kind=KIND_CPU", f"--out={out}", *words]
+def exam(out: Path, *words: str, kind: str = "KIND_CPU", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_exam.py"), f"--kind={kind}", f"--out={out}", *words]
     within = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=350, env=within, check=False)
 
@@ -65,6 +67,21 @@ def test_answers_are_right(rehearsal: Path, part: str) -> None:
     """Times are in seconds, and no matter here."""
     figures = [figure for figure in result(rehearsal, part)["figures"] if figure["unit"] != "s"]
     assert [figure["name"] for figure in figures if figure["met"] is False] == []
+
+
+def test_the_device_paths_with_a_stand_in_for_cuda(tmp_path: Path) -> None:
+    """What needs no card of this part, besides the memory that the stand-in has: all as on a card."""
+    machine = CudaMachine(tmp_path, STAND_IN_CUDA_FRAMEWORKS="1")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    within = {**machine.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = exam(tmp_path / "out", "--only", "devices", kind="KIND_GPU", **within)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = result(tmp_path / "out", "devices")
+    assert (found["outcome"], found["cards"], found["skipped"]) == ("ok", ["Model 0", "Model 1"], [])
+    assert len(found["figures"]) >= 50
+    assert [figure["name"] for figure in found["figures"] if figure["met"] is False] == []
 
 
 @pytest.mark.parametrize(
