@@ -36,23 +36,28 @@ Finish: TypeAlias = Callable[[], Sequence[InferenceResponse]]
 
 _IN_FLIGHT: Final = 2
 """Batches of one instance that are on the GPU at a time: one computes, the next is copied."""
+_ALIGNMENT: Final = 16
+"""Kernels may read this many bytes at once, and fail at other addresses. What is elsewhere is copied."""
 
 
 @runtime_checkable
 class DeviceComputation(Protocol):
     """A computation that takes its inputs in the memory of a GPU, and leaves its outputs there."""
 
-    device: int
-    stream: CudaStream
-    """What it computes with."""
-    blocks: bool
-    """``launch`` returns when the outputs are complete, and not before."""
+    @property
+    def device(self) -> int:
+        """The number of the GPU."""
+
+    @property
+    def stream(self) -> CudaStream | None:
+        """What it computes with; None if ``launch`` returns only when the outputs are complete."""
 
     def launch(
         self, selection: OutputSelection, inputs: DeviceInputs, kept: Collection[str]
     ) -> Sequence[DeviceArray | Array]:
         """Start to compute the outputs of a selection, in its order; they are complete when the stream is.
 
+        Without a stream the inputs are complete; with one, they are when what is on it already is done.
         The memory of inputs is used again: outputs among ``kept`` must not share it.
         """
 
@@ -127,10 +132,10 @@ class DeviceArrayInstance(ArrayInstance):
         try:
             inputs = self._inputs(slot, requests, calls)
             self._copies_in.record(slot.copied)
-            assert self._computation is not None, "closed"
-            self._computation.stream.wait_for(slot.copied)
             timings.inputs_ready()
-            launched = None if self._computation.blocks else self._launched(selection, inputs, kept)
+            assert self._computation is not None, "closed"
+            waits = self._computation.stream is None
+            launched = None if waits else self._launched(slot, selection, inputs, kept)
         except BaseException:
             self._recover(slot)
             raise
@@ -138,7 +143,7 @@ class DeviceArrayInstance(ArrayInstance):
         def finish() -> Sequence[InferenceResponse]:
             cuda.use(self._device)
             try:
-                outputs = self._launched(selection, inputs, kept) if launched is None else launched
+                outputs = self._launched(slot, selection, inputs, kept) if launched is None else launched
                 arrays = self._fetched(slot, selection, outputs, kept, timings)
             except BaseException:
                 self._recover(slot)
@@ -185,7 +190,7 @@ class DeviceArrayInstance(ArrayInstance):
             return feed.text(shape, b"".join(host))
         datatype = self._datatypes[feed.name]
         only = parts[0]
-        if len(parts) == 1 and isinstance(only, DeviceBuffer):
+        if len(parts) == 1 and isinstance(only, DeviceBuffer) and not only.address % _ALIGNMENT:
             return DeviceArray(datatype, shape, only)
         return self._copied(slot, feed.name, datatype, shape, parts)
 
@@ -235,11 +240,19 @@ class DeviceArrayInstance(ArrayInstance):
     # The computation, and outputs
 
     def _launched(
-        self, selection: OutputSelection, inputs: DeviceInputs, kept: Collection[str]
+        self, slot: _Slot, selection: OutputSelection, inputs: DeviceInputs, kept: Collection[str]
     ) -> Sequence[DeviceArray | Array]:
+        """Compute the outputs, or start to: nothing of later batches may come before ``computed``."""
         assert self._computation is not None, "closed"
+        stream = self._computation.stream
         try:
-            return self._computation.launch(selection, inputs, kept)
+            if stream is None:
+                slot.copied.wait()
+                return self._computation.launch(selection, inputs, kept)
+            stream.wait_for(slot.copied)
+            outputs = self._computation.launch(selection, inputs, kept)
+            stream.record(slot.computed)
+            return outputs
         except NeriteError:
             raise
         except Exception as error:  # the framework may raise anything
@@ -258,15 +271,18 @@ class DeviceArrayInstance(ArrayInstance):
     ) -> list[DeviceArray | Array]:
         """Wait for the outputs; return those that are ``kept`` where they are, and the others on the host."""
         assert self._computation is not None, "closed"
-        self._computation.stream.record(slot.computed)
-        self._copies_out.wait_for(slot.computed)
+        if self._computation.stream is None:
+            timings.computed()
+        else:
+            self._copies_out.wait_for(slot.computed)
         arrays: list[DeviceArray | Array] = []
         for name, output in zip(selection.names, outputs, strict=True):
             arrays.append(output if isinstance(output, np.ndarray) or name in kept else self._on_host(output))
         self._copies_out.record(slot.fetched)
         try:
-            slot.computed.wait()
-            timings.computed()
+            if self._computation.stream is not None:
+                slot.computed.wait()
+                timings.computed()
             slot.fetched.wait()
         except NeriteError as error:
             raise self._failure(error) from None
@@ -297,13 +313,11 @@ class DeviceArrayInstance(ArrayInstance):
 
     def _recover(self, slot: _Slot) -> None:
         """Make a slot usable after a failure: nothing may still read or write its memory."""
-        for stream in (
-            self._copies_in,
-            *(() if self._computation is None else (self._computation.stream,)),
-            self._copies_out,
-        ):
+        computing = None if self._computation is None else self._computation.stream
+        for stream in (self._copies_in, computing, self._copies_out):
             try:
-                stream.wait()
+                if stream is not None:
+                    stream.wait()
             except NeriteError:  # it has been told, or is told by the next use of the GPU
                 continue
         slot.staged.clear()

@@ -31,8 +31,6 @@ from nerite.frameworks.pytorch.run import (
 class DeviceProgramRun(ProgramRun):
     """Computation of one instance on a GPU. For one thread at a time."""
 
-    blocks = False
-
     def __init__(
         self, model: str, program: Program, binding: Binding, plan: TorchPlan, threads: int, device: int
     ) -> None:
