@@ -14,7 +14,7 @@ import numpy as np
 import cuda_counts
 from serving import Serving
 
-STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+STAND_INS = [str(Path(__file__).resolve().parent / "stand_ins" / library) for library in ("nvml", "cuda")]
 GIB = 1 << 30
 CONFIG = """backend: "pytorch" max_batch_size: 16
 input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }
@@ -35,7 +35,7 @@ class CudaMachine:
         gpus = folder / "gpus.json"
         gpus.write_text(json.dumps([_gpu(number) for number in range(2)]))
         self.environment = {
-            "PYTHONPATH": os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "cuda")),
+            "PYTHONPATH": os.pathsep.join(filter(None, (*STAND_INS, os.environ.get("PYTHONPATH")))),
             "STAND_IN_GPUS": str(gpus),
             "STAND_IN_CUDA": str(self.memory),
             "CUDA_VISIBLE_DEVICES": "0,1",
