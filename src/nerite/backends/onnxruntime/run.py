@@ -114,7 +114,7 @@ class DeviceSessionRun:
             copy = onnxruntime().OrtValue.ortvalue_from_shape_and_type((size,), np.uint8, *self._place)
             self.stream.on_device(copy.data_ptr(), value.data_ptr(), size)
             value = copy
-        # An output may be a constant of the model, which is freed with the session.
+        # The memory is of an allocator of the session.
         return DeviceArray(
             port.datatype, shape, DeviceBuffer(self.device, value.data_ptr(), size, (value, self._session))
         )
