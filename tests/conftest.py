@@ -9,10 +9,10 @@ import pytest
 from hypothesis import settings
 
 import tensorflow_models
-from cuda_process import cuda_process
+from cuda_process import cuda_frameworks, cuda_process
 from kept import kept
 
-__all__ = ["cuda_process"]
+__all__ = ["cuda_frameworks", "cuda_process"]
 
 # Machines are busy: a slow example is no failure. In CI every run tries the same examples.
 settings.register_profile("nerite", deadline=None)

@@ -1,4 +1,4 @@
-"""A machine with GPUs for tests: stand-ins for CUDA and NVML, a server on it, and NVIDIA's client module beside it."""
+"""A machine with GPUs for tests: stand-ins for CUDA and NVML, models on it, and NVIDIA's client module beside it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 import cuda_counts
 from serving import Serving
 
-STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+STAND_INS = [str(Path(__file__).resolve().parent / "stand_ins" / library) for library in ("nvml", "cuda")]
 GIB = 1 << 30
+CONFIG = """backend: "pytorch" max_batch_size: 16
+input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }
+instance_group { kind: KIND_GPU gpus: 0 }
+dynamic_batching { max_queue_delay_microseconds: 2000 }
+"""
+"""Of a model that takes x and gives y, rows of 256 elements, on the first GPU."""
 
 
 class CudaMachine:
@@ -26,7 +35,7 @@ class CudaMachine:
         gpus = folder / "gpus.json"
         gpus.write_text(json.dumps([_gpu(number) for number in range(2)]))
         self.environment = {
-            "PYTHONPATH": os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "cuda")),
+            "PYTHONPATH": os.pathsep.join(filter(None, (*STAND_INS, os.environ.get("PYTHONPATH")))),
             "STAND_IN_GPUS": str(gpus),
             "STAND_IN_CUDA": str(self.memory),
             "CUDA_VISIBLE_DEVICES": "0,1",
@@ -60,3 +69,42 @@ def copies(server: Serving) -> Counter[str]:
     return Counter(
         {each[len(name) + 1 : -2]: int(value) for each, value in server.metrics().items() if each.startswith(name)}
     )
+
+
+def torch_model(models: Path, name: str, config: str = CONFIG) -> None:
+    """Write an exported program of PyTorch: y = x * 2."""
+    import torch
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": x * 2}
+
+    (models / name / "1").mkdir(parents=True)
+    rows = torch.export.Dim("rows", max=64)
+    exported = torch.export.export(Twice().eval(), (torch.zeros(2, 256),), dynamic_shapes=({0: rows},))
+    torch.export.save(exported, models / name / "1" / "model.pt2")
+    (models / name / "config.pbtxt").write_text(config)
+
+
+def ensemble(models: Path, name: str, *steps: str) -> None:
+    """Write an ensemble of steps, one behind the other, each of which takes x and gives y."""
+    tensors = ["x", *(f"t{number}" for number in range(len(steps) - 1)), "y"]
+    text = "".join(
+        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "{taken}" }} '
+        f'output_map {{ key: "y" value: "{given}" }} }}\n'
+        for step, taken, given in zip(steps, tensors, tensors[1:], strict=False)
+    )
+    (models / name / "1").mkdir(parents=True)
+    (models / name / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 16\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }\n'
+        f"ensemble_scheduling {{ {text} }}"
+    )
+
+
+def infer(server: Serving, model: str, array: np.ndarray) -> np.ndarray:
+    """Send x to a model and return its y."""
+    tensor = {"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
+    answer = server.json("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
+    return np.array(answer["outputs"][0]["data"], np.float32).reshape(answer["outputs"][0]["shape"])

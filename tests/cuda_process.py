@@ -32,3 +32,12 @@ def cuda_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[An
 
     yield process()
     forget()
+
+
+@pytest.fixture
+def cuda_frameworks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """Let frameworks that are built for processors stand for ones on the GPUs; return what this process has of CUDA."""
+    monkeypatch.setenv("STAND_IN_CUDA_FRAMEWORKS", "1")
+    monkeypatch.setattr(cuda, "FRAMEWORK_DEVICE", "cpu")
+    monkeypatch.setattr(cuda, "DLPACK_DEVICE", 1)
+    return request.getfixturevalue("cuda_process")

@@ -84,6 +84,7 @@ class Opened(opened.Opened):
         proto: onnx.ModelProto,
         config: Mapping[str, Any] | None = None,
         settings: Mapping[str, str] | None = None,
+        kind: str = "CPU",
     ) -> None:
         save(directory, proto)
-        super().__init__(OnnxRuntimeBackend(), context(directory, config, settings))
+        super().__init__(OnnxRuntimeBackend(), context(directory, config, settings), kind)

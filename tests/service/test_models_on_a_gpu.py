@@ -1,4 +1,4 @@
-"""PyTorch's and ONNX Runtime's models on a GPU, and ensembles there: with a stand-in for CUDA, which counts copies."""
+"""PyTorch's models on a GPU, and ensembles there: with a stand-in for CUDA, which counts copies."""
 
 from __future__ import annotations
 
@@ -11,23 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuda_machine import CudaMachine, copies
+from cuda_machine import CONFIG, CudaMachine, copies, ensemble, infer, torch_model
 from serving import Serving, eventually, python_model, serving
 
-torch = pytest.importorskip("torch")
-
-CONFIG = """backend: "pytorch" max_batch_size: 16
-input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }
-output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }
-instance_group { kind: KIND_GPU gpus: 0 }
-dynamic_batching { max_queue_delay_microseconds: 2000 }
-"""
-
-
-class Twice(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"y": x * 2}
-
+pytest.importorskip("torch")
 
 PYTHON = """
     def execute(self, requests):
@@ -61,53 +48,22 @@ PYTHON_CONFIG = CONFIG.replace("pytorch", "python") + (
 )
 
 
-def program(models: Path, name: str, module: torch.nn.Module, config: str = CONFIG) -> None:
-    (models / name / "1").mkdir(parents=True)
-    rows = torch.export.Dim("rows", max=64)
-    exported = torch.export.export(module.eval(), (torch.zeros(2, 256),), dynamic_shapes=({0: rows},))
-    torch.export.save(exported, models / name / "1" / "model.pt2")
-    (models / name / "config.pbtxt").write_text(config)
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> CudaMachine:
     return CudaMachine(tmp_path_factory.mktemp("machine"), STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_DELAY_MS="1")
 
 
-def ensemble(models: Path, name: str, *steps: str) -> None:
-    """Write an ensemble of steps, one behind the other, each of which takes x and gives y."""
-    tensors = ["x", *(f"t{number}" for number in range(len(steps) - 1)), "y"]
-    text = "".join(
-        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "{taken}" }} '
-        f'output_map {{ key: "y" value: "{given}" }} }}\n'
-        for step, taken, given in zip(steps, tensors, tensors[1:], strict=False)
-    )
-    (models / name / "1").mkdir(parents=True)
-    (models / name / "config.pbtxt").write_text(
-        'platform: "ensemble" max_batch_size: 16\n'
-        'input { name: "x" data_type: TYPE_FP32 dims: [ 256 ] }\n'
-        'output { name: "y" data_type: TYPE_FP32 dims: [ 256 ] }\n'
-        f"ensemble_scheduling {{ {text} }}"
-    )
-
-
 @pytest.fixture(scope="module")
 def server(machine: CudaMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     models = tmp_path_factory.mktemp("models")
-    program(models, "twice", Twice())
-    program(models, "also_twice", Twice())
+    torch_model(models, "twice")
+    torch_model(models, "also_twice")
     ensemble(models, "three", "twice", "also_twice", "twice")
     python_model(models, "in_python", PYTHON, PYTHON_CONFIG)
     ensemble(models, "mixed", "twice", "in_python", "also_twice")
     python_model(models, "caller", CALLER, PYTHON_CONFIG)
     with serving(models, models / "log", "--allow-client-shm=true", environment=machine.environment) as server:
         yield server
-
-
-def infer(server: Serving, model: str, array: np.ndarray) -> np.ndarray:
-    tensor = {"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
-    answer = server.json("POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
-    return np.array(answer["outputs"][0]["data"], np.float32).reshape(answer["outputs"][0]["shape"])
 
 
 def test_one_copy_in_and_one_out(server: Serving) -> None:
@@ -173,8 +129,8 @@ def test_the_pool_of_pinned_memory(server: Serving) -> None:
 
 def test_pools_of_other_sizes(machine: CudaMachine, tmp_path: Path) -> None:
     """Requests that do not fit in the pinned memory, and no pool on the GPU: all goes by the host, and is right."""
-    program(tmp_path / "models", "twice", Twice(), CONFIG + "optimization { output_pinned_memory { enable: false } }")
-    program(tmp_path / "models", "also_twice", Twice(), CONFIG + "optimization { input_pinned_memory { } }")
+    torch_model(tmp_path / "models", "twice", CONFIG + "optimization { output_pinned_memory { enable: false } }")
+    torch_model(tmp_path / "models", "also_twice", CONFIG + "optimization { input_pinned_memory { } }")
     python_model(tmp_path / "models", "in_python", PYTHON, PYTHON_CONFIG)
     ensemble(tmp_path / "models", "mixed", "twice", "in_python", "also_twice")
     flags = ("--pinned-memory-pool-byte-size=4096", "--cuda-memory-pool-byte-size=0:0")
@@ -190,7 +146,7 @@ def test_pools_of_other_sizes(machine: CudaMachine, tmp_path: Path) -> None:
 
 def test_no_room_on_the_gpu(tmp_path: Path) -> None:
     machine = CudaMachine(tmp_path, STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_MEMORY=str(12 << 10))
-    program(tmp_path / "models", "twice", Twice())
+    torch_model(tmp_path / "models", "twice")
     with serving(tmp_path / "models", tmp_path / "log", environment=machine.environment) as server:
         small, large = np.ones((2, 256), np.float32), np.ones((16, 256), np.float32)
         assert (infer(server, "twice", small) == 2).all()
@@ -208,7 +164,7 @@ def test_a_call_of_cuda_that_fails(function: str, tmp_path: Path) -> None:
     """It fails one request, with CUDA's message, and the next ones are answered."""
     faults = ",".join(f"{function}:{nth}:cudaErrorLaunchFailure" for nth in (4, 5, 9, 12))
     machine = CudaMachine(tmp_path, STAND_IN_CUDA_FRAMEWORKS="1", STAND_IN_CUDA_FAIL=faults)
-    program(tmp_path / "models", "twice", Twice())
+    torch_model(tmp_path / "models", "twice")
     with serving(tmp_path / "models", tmp_path / "log", environment=machine.environment) as server:
         given = np.random.default_rng(0).random((2, 256), np.float32)
         tensor = {"name": "x", "shape": [2, 256], "datatype": "FP32", "data": given.ravel().tolist()}

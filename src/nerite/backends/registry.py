@@ -150,7 +150,7 @@ ENTRIES: Final[dict[str, BackendEntry]] = {
 
 GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm.backend")
 """Backends whose models have an engine that generates tokens."""
-DEVICE_BACKENDS: Final = frozenset(("pytorch",))
+DEVICE_BACKENDS: Final = frozenset(("onnxruntime", "pytorch"))
 """Backends whose instances on a GPU take inputs, and return outputs, in its memory."""
 
 

@@ -47,6 +47,8 @@ def device_placement(config: ModelConfig, *, isolated: bool) -> DevicePlacement 
 
 
 def _on_host_only(config: ModelConfig) -> bool:
+    if config.backend == "onnxruntime" and any(each.data_type == "TYPE_STRING" for each in config.input):
+        return True  # its I/O binding takes no strings
     if config.backend != "python":
         return config.backend not in DEVICE_BACKENDS
     parameter = config.parameters.get(FORCE_CPU)

@@ -70,10 +70,10 @@ class ArrayModel(ABC, Generic[K]):
         """Return the inputs and outputs of a copy. Raises ``Unsupported`` for types that the protocol lacks."""
 
     @abstractmethod
-    def computation(self, copy: Any, instance: InstanceContext) -> Compute:
+    def computation(self, copy: Any, instance: InstanceContext) -> Compute | DeviceComputation:
         """Return the function that runs a copy for one instance. If it has a method ``close``, that is called too.
 
-        It may also be a ``DeviceComputation``, for an instance on a GPU.
+        A ``DeviceComputation`` is for an instance on a GPU.
         """
 
     def text(self, shape: Shape, data: Buffer) -> Array:

@@ -175,8 +175,10 @@ class DeviceArrayInstance(ArrayInstance):
         for feed in calls[0].feeds:
             positions = [call.positions[feed.name] for call in calls]
             parts = [request.data[position] for request, position in zip(requests, positions, strict=True)]
-            rows = sum([call.feeds[position].shape[0] for call, position in zip(calls, positions, strict=True)])
-            shape = feed.shape if len(parts) == 1 else (rows, *feed.shape[1:])
+            shape = feed.shape
+            if len(parts) > 1:  # otherwise it may be a scalar
+                rows = sum([call.feeds[position].shape[0] for call, position in zip(calls, positions, strict=True)])
+                shape = (rows, *shape[1:])
             inputs[feed.name] = self._input(slot, feed, shape, parts)
         for name, array in self._ragged.made([call.shapes for call in calls]).items():
             datatype = dtypes.from_numpy(array.dtype)

@@ -27,6 +27,7 @@ from nerite.backends.configuration import (
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import importing, without_telemetry
 from nerite.core.errors import InvalidArgument
+from nerite.devices import cuda
 
 
 @cache
@@ -70,16 +71,17 @@ def wanted_providers(context: ModelContext, instance: InstanceContext) -> tuple[
     """Return the providers for an instance, preferred first. Raises ``InvalidArgument`` for unknown accelerators."""
     providers: list[Provider] = []
     if instance.kind == "GPU":
-        cuda: dict[str, str] = {}
+        cuda_options: dict[str, str] = {}
         for accelerator in accelerators(context, "gpu"):
             parameters = accelerator.get("parameters", {})
             if accelerator["name"] == "tensorrt":
                 providers.append(_tensorrt(context, parameters, instance.device))
             elif accelerator["name"] == "cuda":
-                cuda.update(parameters)
+                cuda_options.update(parameters)
             else:
                 raise _unknown(context, accelerator, "gpu", "cuda or tensorrt")
-        providers.append(_cuda(context, cuda, instance.device))
+        if cuda.FRAMEWORK_DEVICE == "cuda":  # otherwise a build for processors stands for it
+            providers.append(_cuda(context, cuda_options, instance.device))
     for accelerator in accelerators(context, "cpu"):
         if accelerator["name"] != "openvino":
             raise _unknown(context, accelerator, "cpu", "openvino")
