@@ -206,14 +206,14 @@ def test_an_instance_works_after_a_failure(case: Case, raised: Exception) -> Non
 def test_pinned_memory_comes_back(cuda_process: Any, tmp_path: Path) -> None:
     pool = PinnedPool(1 << 16)
     case = Case(tmp_path, pool, streamed=True)
-    responses = case.instance.begin([rows(16, 1)], ExecutionTimes())()
+    responses = case.instance.begin([rows(600, 1)], ExecutionTimes())()
     assert pool.used > 0  # the output is in it
     del responses
     gc.collect()
     assert pool.used == 0
     case.computation.error = ValueError()
     with pytest.raises(Internal):
-        case.begin(rows(16, 1))()
+        case.begin(rows(600, 1))()
     gc.collect()
     assert pool.used == 0
     case.instance.close()

@@ -274,6 +274,12 @@ def test_openvino_runs_on_the_cpu_with_its_parameters() -> None:
             "precision_mode, max_workspace_size_bytes, int8_calibration_table_name, int8_use_native_calibration_table, "
             "and parameters that begin with trt_",
         ),
+        (
+            {"gpu": [{"name": "tensorrt", "parameters": {"trt_cuda_graph_enable": "true"}}]},
+            "a CUDA graph reads its inputs at fixed addresses, and those of requests differ, in parameter "
+            "'trt_cuda_graph_enable' of accelerator 'tensorrt' of model 'm', which takes false; models of the backend "
+            "tensorrt can use graphs",
+        ),
     ],
 )
 def test_accelerators_that_we_do_not_know(arguments: dict[str, Any], text: str) -> None:

@@ -17,8 +17,7 @@ from nerite.backends.onnxruntime.session import onnxruntime
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Unsupported
 from nerite.core.tensor import Array, DeviceBuffer
-from nerite.devices import cuda
-from nerite.devices.cuda import CudaStream
+from nerite.devices import cuda, exchange
 from nerite.devices.dlpack import DeviceArray
 
 Run: TypeAlias = Callable[[list[str], Mapping[str, Array], Any], Sequence[Array]]
@@ -66,15 +65,14 @@ def _array(value: Any) -> Array:
 class DeviceSessionRun:
     """Computation of one instance on a GPU, whose inputs are numbers. Instances may share the session."""
 
-    blocks = True
+    stream = None
+    """ONNX Runtime uses streams of its own, and waits for them at the end of a run."""
 
     def __init__(self, session: Any, options: Any, device: int) -> None:
         """``options``: ``RunOptions`` or None. ``device`` is the number of the GPU that the session computes on."""
         self._session = session
         self._options = options
         self.device = device
-        cuda.use(device)
-        self.stream = CudaStream()
         self._place = cuda.FRAMEWORK_DEVICE, device if cuda.FRAMEWORK_DEVICE == "cuda" else 0
 
     def launch(
@@ -90,9 +88,6 @@ class DeviceSessionRun:
             taken.add(array.buffer.address)
         for port in selection.ports:
             binding.bind_output(port.name, *(("cpu", 0) if port.datatype is dtypes.BYTES else self._place))
-        # ONNX Runtime computes on a stream of its own: it does not wait for the copies of inputs, and the outputs are
-        # complete when the run returns, unless the option "disable_synchronize_execution_providers" is set.
-        self.stream.wait()
         self._session.run_with_iobinding(binding, self._options)
         return [
             self._output(port, value, taken if port.name in kept else ())
@@ -100,9 +95,7 @@ class DeviceSessionRun:
         ]
 
     def close(self) -> None:
-        """Destroy the stream."""
-        cuda.use(self.device)
-        self.stream.close()
+        """Do nothing: the session is the model's."""
 
     def _output(self, port: TensorPort, value: Any, taken: Collection[int]) -> DeviceArray | Array:
         """Return an output where it is, which is on the GPU for numbers; a copy of one at an address in ``taken``."""
@@ -112,7 +105,9 @@ class DeviceSessionRun:
         size = prod(shape) * port.datatype.size
         if value.data_ptr() in taken:
             copy = onnxruntime().OrtValue.ortvalue_from_shape_and_type((size,), np.uint8, *self._place)
-            self.stream.on_device(copy.data_ptr(), value.data_ptr(), size)
+            with exchange.stream_on(self.device) as stream:
+                stream.on_device(copy.data_ptr(), value.data_ptr(), size)
+                stream.wait()
             value = copy
         # The memory is of an allocator of the session.
         return DeviceArray(

@@ -108,6 +108,7 @@ _PRECISIONS: Final[dict[str, dict[str, str]]] = {
     "INT8": {"trt_int8_enable": "1"},
 }
 
+_GRAPHS: Final = "trt_cuda_graph_enable"
 _TENSORRT_NAMES: Final[dict[str, str]] = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -124,6 +125,9 @@ def _tensorrt(context: ModelContext, parameters: Mapping[str, str], device: int)
                 error = InvalidArgument(f"unsupported precision mode '{value}' is requested")
                 raise placed(error, context, key, ", ".join(_PRECISIONS), "tensorrt")
             options.update(_PRECISIONS[value])
+        elif key == _GRAPHS and boolean_parameter(value):
+            error = InvalidArgument("a CUDA graph reads its inputs at fixed addresses, and those of requests differ")
+            raise placed(error, context, key, "false; models of the backend tensorrt can use graphs", "tensorrt")
         elif key in _TENSORRT_NAMES or key.startswith("trt_"):
             options[_TENSORRT_NAMES.get(key, key)] = value
         else:
