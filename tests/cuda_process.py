@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nerite.devices import cuda, exchange
+from nerite.devices.devices import Devices
 
 STAND_IN = Path(__file__).resolve().parent / "stand_ins" / "cuda"
 
@@ -41,3 +43,16 @@ def cuda_frameworks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     monkeypatch.setattr(cuda, "FRAMEWORK_DEVICE", "cpu")
     monkeypatch.setattr(cuda, "DLPACK_DEVICE", 1)
     return request.getfixturevalue("cuda_process")
+
+
+def with_devices(test: Callable[[Devices], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Run a test on a loop, with the two GPUs of the stand-in. ``settings`` are those of ``Devices``."""
+
+    async def run() -> None:
+        devices = Devices([0, 1], asyncio.get_running_loop(), **settings)
+        try:
+            await test(devices)
+        finally:
+            await asyncio.to_thread(devices.close)
+
+    asyncio.run(run())

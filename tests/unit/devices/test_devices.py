@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cuda_counts
-from cuda_process import STAND_IN
+from cuda_process import STAND_IN, with_devices
 from doubles import samples
 from nerite.core.errors import Internal, InvalidArgument
 from nerite.devices.devices import Devices
@@ -31,19 +31,6 @@ cuda.use(0)
 print(cuda.export_handle(cuda.allocate(4096)).hex(), flush=True)
 sys.stdin.read()
 """
-
-
-def with_devices(test: Callable[[Devices], Any], **settings: Any) -> None:
-    """Run a test on a loop, with two GPUs."""
-
-    async def run() -> None:
-        devices = Devices([0, 1], asyncio.get_running_loop(), **settings)
-        try:
-            await test(devices)
-        finally:
-            await asyncio.to_thread(devices.close)
-
-    asyncio.run(run())
 
 
 async def opened(devices: Devices, device: int) -> DevicePool | None:

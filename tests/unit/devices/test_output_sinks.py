@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cuda_process import with_devices
 from doubles import Caller, request
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal
@@ -21,17 +20,6 @@ from nerite.devices.output_sinks import PooledOutputs, RegionOutputs
 
 SIZE = 64
 pytestmark = pytest.mark.usefixtures("cuda_process")
-
-
-def with_devices(test: Callable[[Devices], Any], **settings: Any) -> None:
-    async def run() -> None:
-        devices = Devices([0, 1], asyncio.get_running_loop(), **settings)
-        try:
-            await test(devices)
-        finally:
-            await asyncio.to_thread(devices.close)
-
-    asyncio.run(run())
 
 
 def on_gpu(value: int, size: int = SIZE) -> DeviceBuffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cuda_process import with_devices
 from doubles import Caller
 from nerite.config.model_config import ModelConfig, ModelInstanceGroup, ModelParameter, ModelSequenceBatching
 from nerite.core import tensor as dtypes
@@ -78,17 +78,6 @@ class Case:
         ((_, answer, final),) = self.caller.answers
         assert final
         return answer.error
-
-
-def with_devices(test: Callable[[Devices], Any], **settings: Any) -> None:
-    async def run() -> None:
-        devices = Devices([0, 1], asyncio.get_running_loop(), **settings)
-        try:
-            await test(devices)
-        finally:
-            await asyncio.to_thread(devices.close)
-
-    asyncio.run(run())
 
 
 def on_gpu(data: bytes, device: int = 0) -> DeviceBuffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cuda_process import with_devices
 from nerite.core.errors import Internal
 from nerite.core.tensor import DeviceBuffer
 from nerite.devices import cuda, exchange
@@ -60,14 +60,10 @@ def read(frame: bytes) -> tuple[int, dict[str, Any]]:
 
 
 def with_pair(test: Callable[[Pair], Any], pool: int = POOL) -> None:
-    async def run() -> None:
-        devices = Devices([0, 1], asyncio.get_running_loop(), pool_bytes={0: pool, 1: 0})
-        try:
-            await test(Pair(devices))
-        finally:
-            await asyncio.to_thread(devices.close)
+    async def run(devices: Devices) -> None:
+        await test(Pair(devices))
 
-    asyncio.run(run())
+    with_devices(run, pool_bytes={0: pool, 1: 0})
 
 
 def tensor(size: int, value: int = 7) -> DeviceBuffer:
