@@ -320,7 +320,7 @@ class DeviceArrayInstance(ArrayInstance):
             try:
                 if stream is not None:
                     stream.wait()
-            except NeriteError:  # it has been told, or is told by the next use of the GPU
+            except NeriteError:  # reported already, or reported by the next use of the GPU
                 continue
         slot.staged.clear()
         self._slots.put(slot)

@@ -1,8 +1,8 @@
 """Memory of the server's pools on GPUs, as a worker sees it: opened once, and written where the server permits it.
 
 A tensor that the model has on a GPU is copied into a part of the pool that the server has granted, on the GPU, and is
-sent by its place there. So other processes read it without the host, it lives as long as somebody reads it, and nothing
-is lost with this process. While the worker has no room, tensors are sent from the host, and room is asked for.
+sent by its place there. So other processes read it without the host, it is kept until the last of them has read it, and
+nothing is lost with this process. While the worker has no room, tensors are sent from the host, and room is asked for.
 """
 
 from __future__ import annotations
