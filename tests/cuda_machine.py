@@ -26,7 +26,9 @@ class CudaMachine:
         gpus = folder / "gpus.json"
         gpus.write_text(json.dumps([_gpu(number) for number in range(2)]))
         self.environment = {
-            "PYTHONPATH": os.pathsep.join(str(STAND_INS / library) for library in ("nvml", "cuda")),
+            "PYTHONPATH": os.pathsep.join(
+                [*(str(STAND_INS / library) for library in ("nvml", "cuda")), os.environ.get("PYTHONPATH", "")]
+            ).rstrip(os.pathsep),
             "STAND_IN_GPUS": str(gpus),
             "STAND_IN_CUDA": str(self.memory),
             "CUDA_VISIBLE_DEVICES": "0,1",
