@@ -206,8 +206,8 @@ class InferenceEntry(ABC, Generic[Version]):
         if on_device:
             request.header = header.with_device_outputs(frozenset(on_device))
             request.sink = regions.outputs(sink, on_device)
-        request.regions = [each.region for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)]
-        regions.use(request, request.regions)
+        used = [each.region for each in (*data, *places.values()) if isinstance(each, SharedMemoryInput)]
+        request.regions = regions.use(request, used)
         return request
 
     def version_of(self, request: InferenceRequest) -> Version:

@@ -4,7 +4,8 @@ A region of system shared memory is never mapped. A client may truncate its file
 restarts with smaller tensors, and SIGBUS kills a process that accesses a mapping beyond the end of its file. So inputs
 are read from the file when a request arrives, which also gives the model a snapshot of that time, and outputs are
 written to the file; a file that is too short by then fails only one request. Memory of a GPU stays valid while it is
-open here, whatever its client does: inputs are used where they are.
+open here, whatever its client does: inputs are used where they are. Front processes open none of it: they know how
+large the regions are, and the server process, which has opened them, reads inputs from there and writes outputs to it.
 
 A region that is unregistered while requests use it stays open until the last of them is answered.
 """
@@ -16,8 +17,9 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,6 +45,8 @@ _DISABLED: Final = "Client shared memory is disabled. Start the server with '--a
 MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 """Limit on the bytes of inputs that are copied outside a model's arena, at any one time."""
 
+Registration: TypeAlias = tuple[int, str, str | int, int, int]
+"""A region as other processes are told of it: number, name, key of the file or number of the GPU, offset and size."""
 Room = Callable[[int], memoryview | None]
 """Allocates writable memory of the given size from a model's arena; returns None if that is not possible."""
 
@@ -82,14 +86,27 @@ class Region(NamedTuple):
         return _in_use(self.users)
 
 
+class RemotePart(DeviceBuffer):
+    """A part of a region on a GPU that only the server process has opened."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, device: int, place: SharedMemoryInput) -> None:
+        super().__init__(device, 0, place.byte_size, None)
+        self.place = place
+
+
 class CudaRegion(NamedTuple):
     """Registered memory of a GPU."""
 
     name: str
     device: int
     byte_size: int
-    memory: ClientMemory
+    memory: ClientMemory | None
+    """None in a front process, which does not open it."""
     users: weakref.WeakSet[InferenceRequest]
+    """As in ``Region``."""
+    number: int
     """As in ``Region``."""
 
     @property
@@ -99,6 +116,8 @@ class CudaRegion(NamedTuple):
 
     def part(self, place: SharedMemoryInput) -> DeviceBuffer:
         """Return a part of it, whose bounds were checked."""
+        if self.memory is None:
+            return RemotePart(self.device, place)
         return DeviceBuffer(self.device, self.memory.address + place.offset, place.byte_size, self.memory)
 
 
@@ -164,21 +183,21 @@ class SharedMemoryRegions:
             )
         self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet(), next(self._numbers))
 
-    def follow(self, registered: Iterable[tuple[int, str, str, int, int]]) -> None:
-        """Replace all regions by those of another process: number, name, key, offset and size of each.
+    def follow(self, registered: Iterable[Registration]) -> None:
+        """Replace all regions by those of another process.
 
         Requests that use a region which is replaced keep it. A file that is gone is left out.
         """
-        before = {region.number: region for region in self._regions.values() if isinstance(region, Region)}
+        before = {region.number: region for region in self._regions.values()}
         self._regions = {}
         for number, name, key, offset, byte_size in registered:
-            region = before.get(number)
-            if region is None:
-                try:
-                    region = Region(name, key, offset, byte_size, _open(key), weakref.WeakSet(), number)
-                except NeriteError:
-                    continue
-            self._regions[name] = region
+            if number in before:
+                self._regions[name] = before[number]
+            elif isinstance(key, int):
+                self._regions[name] = CudaRegion(name, key, byte_size, None, weakref.WeakSet(), number)
+            else:
+                with suppress(NeriteError):
+                    self._regions[name] = Region(name, key, offset, byte_size, _open(key), weakref.WeakSet(), number)
 
     def unregister(self, name: str) -> None:
         """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
@@ -197,11 +216,13 @@ class SharedMemoryRegions:
             del self._regions[name]
 
     @property
-    def registered(self) -> list[tuple[int, str, str, int, int]]:
-        """Number, name, key, offset and size of each region that was not unregistered."""
+    def registered(self) -> list[Registration]:
+        """Each region that was not unregistered, for ``follow``."""
         return [
             (each.number, each.name, each.key, each.offset, each.byte_size)
-            for each in self.listed("")
+            if isinstance(each, Region)
+            else (each.number, each.name, each.device, 0, each.byte_size)
+            for each in self._listed("", "")
             if each.name not in self._unregistered
         ]
 
@@ -247,11 +268,25 @@ class SharedMemoryRegions:
             raise Internal(f"unable to read shared memory region '{region.name}': {reason}") from None
         return memory
 
-    def use(self, request: InferenceRequest, names: Iterable[str]) -> None:
-        """Keep the regions of these names until ``request`` is answered."""
-        for name in names:
-            if name in self._regions:
-                self._regions[name].users.add(request)
+    def use(self, request: InferenceRequest, names: Iterable[str]) -> list[tuple[str, int]]:
+        """Keep the regions of these names until ``request`` is answered; return their names and numbers."""
+        used = [self._regions[name] for name in names if name in self._regions]
+        for region in used:
+            region.users.add(request)
+        return [(region.name, region.number) for region in used]
+
+    def use_for_front(self, request: InferenceRequest, used: Iterable[tuple[str, int]]) -> None:
+        """Keep the regions that ``use`` returned in a front process.
+
+        Raises ``NotFound`` if a name is that of another region by now: the front has taken the request for the former.
+        """
+        for name, number in used:
+            region = self._regions.get(name)
+            if region is None:
+                continue
+            if region.number != number:
+                raise _unknown(name)
+            region.users.add(request)
 
     def output(self, place: SharedMemoryInput) -> OutputPlace | DeviceBuffer:
         """Return the destination of an output. Raises Triton's errors."""
@@ -260,10 +295,19 @@ class SharedMemoryRegions:
             return region.part(place)
         return OutputPlace(region, place.offset, place.byte_size)
 
-    def outputs(self, sink: ReplySink, places: Mapping[str, DeviceBuffer]) -> RegionOutputs:
-        """Return a sink that writes outputs to regions on GPUs, and then passes the response on."""
-        assert self._devices is not None
-        return RegionOutputs(sink, self._devices, places)
+    def part(self, place: SharedMemoryInput) -> DeviceBuffer:
+        """Return a part of a region on a GPU. Raises Triton's errors."""
+        region = self._region_of(place)
+        if isinstance(region, Region):
+            raise _unknown(place.region)
+        return region.part(place)
+
+    def outputs(self, sink: ReplySink, places: Mapping[str, DeviceBuffer]) -> ReplySink:
+        """Return a sink that writes outputs to regions on GPUs, and then passes the response on.
+
+        In a front process: ``sink``, which gets responses whose outputs were written.
+        """
+        return sink if self._devices is None else RegionOutputs(sink, self._devices, places)
 
     def _region_of(self, place: SharedMemoryInput) -> Region | CudaRegion:
         """Return the region of ``place`` after checking its bounds. Raises Triton's errors."""
@@ -271,7 +315,7 @@ class SharedMemoryRegions:
             self._remove_unused()
         region = self._regions.get(place.region)
         if region is None:
-            raise NotFound(f"Unable to find shared memory region: '{place.region}'")
+            raise _unknown(place.region)
         if place.offset >= region.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{place.region}'")
         if not place.byte_size or place.offset + place.byte_size > region.byte_size:
@@ -302,7 +346,7 @@ class SharedMemoryRegions:
                 f"failed to register shared memory region '{name}': invalid args\n    The allocation has {memory.size} "
                 f"bytes, but {byte_size} bytes were requested."
             )
-        self._regions[name] = CudaRegion(name, device, byte_size, memory, weakref.WeakSet())
+        self._regions[name] = CudaRegion(name, device, byte_size, memory, weakref.WeakSet(), next(self._numbers))
 
     def unregister_cuda(self, name: str) -> None:
         """Remove a region on a GPU, as ``unregister`` does."""
@@ -311,10 +355,6 @@ class SharedMemoryRegions:
     def listed_cuda(self, name: str) -> list[CudaRegion]:
         """Return a region on a GPU, or all of them for an empty name. Raises ``NotFound``."""
         return [each for each in self._listed(name, "cuda") if isinstance(each, CudaRegion)]
-
-    def is_cuda(self, name: str) -> bool:
-        """Return whether a region is on a GPU."""
-        return isinstance(self._regions.get(name), CudaRegion)
 
     def _check_new(self, name: str) -> None:
         if name in self._regions or name in self._opening:
@@ -363,6 +403,10 @@ def _open(key: str) -> _File:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             why = f"\n    {system_error(error)}"
         raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
+
+
+def _unknown(name: str) -> NeriteError:
+    return NotFound(f"Unable to find shared memory region: '{name}'")
 
 
 def _too_short(region: Region) -> NeriteError:

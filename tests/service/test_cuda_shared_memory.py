@@ -54,15 +54,18 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> CudaMachine:
     return CudaMachine(tmp_path_factory.mktemp("machine"))
 
 
-@pytest.fixture(scope="module")
-def server(machine: CudaMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+@pytest.fixture(scope="module", params=[(), ("--front-processes=2",)], ids=["alone", "fronts"])
+def server(
+    request: pytest.FixtureRequest, machine: CudaMachine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
     models = tmp_path_factory.mktemp("models")
     python_model(models, "on_host", ON_HOST, CONFIG)
     python_model(models, "on_device", ON_DEVICE, CONFIG + TAKES_DEVICE)
     python_model(models, "from_device", ON_DEVICE, CONFIG)
     text = 'backend: "python" input { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] }'
     python_model(models, "strings", STRINGS, text + ' output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] }')
-    with serving(models, models / "log", "--allow-client-shm=true", environment=machine.environment) as server:
+    flags = ("--allow-client-shm=true", *request.param)
+    with serving(models, models / "log", *flags, environment=machine.environment) as server:
         yield server
 
 

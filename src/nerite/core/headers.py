@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nerite.core import tensor as dtypes
-from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import (
+    Assignment,
+    Caller,
+    IdempotencyKey,
+    RequestedOutput,
+    RequestHeader,
+    SharedMemoryInput,
+)
 from nerite.core.response import Parameter, ResponseHeader
 from nerite.core.tensor import TensorSpec
 
@@ -60,10 +67,16 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
 
 
 def whole_header_to_json(header: RequestHeader) -> dict[str, Any]:
-    """Return the JSON form of a request header with what ``header_to_json`` omits: form of the answer, caller, key."""
+    """Return the JSON form of a request header with what ``header_to_json`` omits: form of the answer, caller, key.
+
+    Of places in shared memory it has those on GPUs (``device_outputs``).
+    """
     return {
         **header_to_json(header),
-        "outputs": [[each.name, each.binary, each.base64, each.classification] for each in header.outputs],
+        "outputs": [
+            [each.name, each.binary, each.base64, each.classification, _device_place(header, each)]
+            for each in header.outputs
+        ],
         "by_default": [header.binary_by_default, header.base64_by_default, header.empty_final],
         "caller": header.caller,
         "idempotency_key": header.idempotency_key,
@@ -82,8 +95,14 @@ def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
         value["version"],
         _specs(value),
         [
-            RequestedOutput(name, binary=as_bytes, base64=as_base64, classification=classes)
-            for name, as_bytes, as_base64, classes in value["outputs"]
+            RequestedOutput(
+                name,
+                binary=as_bytes,
+                base64=as_base64,
+                classification=classes,
+                place=None if place is None else SharedMemoryInput(*place),
+            )
+            for name, as_bytes, as_base64, classes, place in value["outputs"]
         ],
         parameters=value["parameters"],
         priority=value["priority"],
@@ -98,7 +117,13 @@ def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
         idempotency_key=None if key is None else IdempotencyKey(*key),
         sticky_fields=value["sticky_fields"],
         assignment=None if assignment is None else Assignment(*assignment),
+        device_outputs=frozenset(value["device_outputs"]),
     )
+
+
+def _device_place(header: RequestHeader, output: RequestedOutput) -> tuple[str, int, int] | None:
+    place = output.place if output.name in header.device_outputs else None
+    return None if place is None else (place.region, place.offset, place.byte_size)
 
 
 def response_header_from_json(value: dict[str, Any]) -> ResponseHeader:

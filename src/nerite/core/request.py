@@ -479,8 +479,8 @@ class SharedMemoryRequest(InferenceRequest):
 
     __slots__ = ("__weakref__", "places", "regions")
 
-    regions: Sequence[str]
-    """Names of the shared memory regions that it uses."""
+    regions: Sequence[tuple[str, int]]
+    """Names and numbers of the shared memory regions that it uses."""
     places: dict[str, OutputDestination]
     """Destinations of outputs in shared memory, by name."""
 

@@ -103,6 +103,8 @@ class DeviceBuffer:
 
 TensorData: TypeAlias = Buffer | DeviceBuffer
 """Data of a tensor in wire format, on the host or on a GPU."""
+ABSENT: Final = memoryview(b"")
+"""Stands for the bytes of a tensor in memory of a GPU that a client shares, where they were written or will be read."""
 
 
 class WrongElementCount(bytes):

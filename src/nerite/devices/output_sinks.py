@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -13,12 +12,9 @@ from nerite.core.errors import Internal, NeriteError
 from nerite.core.execution_observer import CallerSink
 from nerite.core.request import InferenceRequest, ReplySink
 from nerite.core.response import InferenceResponse
-from nerite.core.tensor import DeviceBuffer, TensorData, TensorSpec, address_of
+from nerite.core.tensor import ABSENT, DeviceBuffer, TensorData, TensorSpec, address_of
 from nerite.devices.cuda import CudaStream
 from nerite.devices.devices import Devices, DeviceThread
-
-_WRITTEN: Final = b""
-"""Stands for an output that the client has in its memory."""
 
 Copy = tuple[TensorData, TensorData]
 """Target and source of a copy, one of which is on a GPU."""
@@ -107,7 +103,7 @@ class RegionOutputs(CopyingSink):
                 f"shared memory size specified with the request for output '{spec.name}' ({place.size} bytes) should "
                 f"be at least {len(data)} bytes to hold the results"
             )
-        return _WRITTEN, (place, data)
+        return ABSENT, (place, data)
 
 
 class PooledOutputs(CopyingSink):

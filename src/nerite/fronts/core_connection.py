@@ -15,11 +15,12 @@ from nerite.core.failures import report
 from nerite.core.headers import whole_header_to_json
 from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryRequest
 from nerite.core.response import EMPTY, InferenceResponse
-from nerite.core.tensor import Buffer
+from nerite.core.tensor import ABSENT, Buffer
 from nerite.fronts import messages as kinds
 from nerite.fronts.corked_channel import CorkedChannel
 from nerite.fronts.groups import GroupWriter, read_group
 from nerite.fronts.messages import PROTOCOLS, REASONS, AnswerKind, RelayedPiece
+from nerite.regions import RemotePart
 from nerite.workers.ipc import codec, messages, shared_memory
 from nerite.workers.ipc.shared_memory import Arena, ForeignSegments
 
@@ -111,10 +112,13 @@ class CoreConnection(CorkedChannel):
             self._begun(number, request)
             return
         parts: list[Buffer] = [kinds.call_head(request.arrived_ns, began_ns)]
+        uses, data = None, request.buffers
+        if isinstance(request, SharedMemoryRequest):
+            uses, data = _uses(request)
         packer = self._headers
         packer.begin()
         try:
-            packer.record(request.header, request.id, request.buffers, parts)
+            packer.record(request.header, request.id, data, parts)
         except Exception as error:
             packer.withdraw()
             failure = (
@@ -124,8 +128,8 @@ class CoreConnection(CorkedChannel):
             return
         if span is not None:
             self._send(kinds.span_frame(span))
-        if isinstance(request, SharedMemoryRequest):
-            self._send(messages.json_frame(kinds.USES, request.regions))
+        if uses is not None:
+            self._send(uses)
         self._begun(number, request)
         self._post(kinds.CALL, number, count, parts)
 
@@ -288,3 +292,13 @@ class CoreConnection(CorkedChannel):
 
     def _kill(self, reason: str) -> None:
         self._events.lost()
+
+
+def _uses(request: SharedMemoryRequest) -> tuple[bytes, Sequence[Buffer]]:
+    """Return the USES message of a request, and its data without what is on GPUs, which the core reads from there."""
+    data, places = list(request.buffers), []
+    for index, each in enumerate(request.data):
+        if isinstance(each, RemotePart):
+            data[index] = ABSENT
+            places.append((index, each.place.region, each.place.offset, each.place.byte_size))
+    return messages.json_frame(kinds.USES, [request.regions, places]), data

@@ -9,7 +9,7 @@ import pickle
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from google.protobuf.message import Message
 
@@ -17,7 +17,7 @@ from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.headers import whole_header_from_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryInput
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from nerite.server import InferenceServer
 
 
+_Uses: TypeAlias = tuple[Sequence[tuple[str, int]], Sequence[tuple[int, str, int, int]]]
+"""What a USES message says."""
 _MAX_ADOPTING: Final = 64
 """Maximum number of connections that a front has been handed and has not taken over."""
 SILENT: Final = 2
@@ -191,7 +193,7 @@ class FrontConnection(CorkedChannel):
         self.exchanges: dict[int, RelayedExchange] = {}
         """Relayed HTTP requests that are not answered, by number."""
         self._span: TraceContext | None = None
-        self._uses: Sequence[str] = ()
+        self._uses: _Uses | None = None
         self.acknowledged = 0
         """Number of the last STATE message that the front has taken over."""
         self.ready = False
@@ -355,15 +357,35 @@ class FrontConnection(CorkedChannel):
         if self._uses:
             kind = RegionFrontRequest
         request = kind(header, data, sink, arrived_ns, name)
-        if self._uses:
-            self._server.regions.use(request, self._uses)
-            self._uses = ()
         request.number = number
         self.calls[number] = request
         self.calls_begun += 1
         self._submitting = True
-        self._server.infer(request, "")
+        if not self._uses or self._in_regions(request):
+            self._server.infer(request, "")
         self._submitting = False
+
+    def _in_regions(self, request: FrontRequest) -> bool:
+        """Find the tensors of a request on GPUs, and keep the regions that it uses; answer it if that is not possible.
+
+        Return whether it was possible.
+        """
+        assert self._uses is not None
+        (used, inputs), self._uses = self._uses, None
+        regions, header = self._server.regions, request.header
+        try:
+            regions.use_for_front(request, used)
+            data = list(request.data)
+            for index, region, offset, byte_size in inputs:
+                data[index] = regions.part(SharedMemoryInput(region, offset, byte_size))
+            request.data = data
+            if header.device_outputs:
+                places = {each.name: regions.part(each.place) for each in header.outputs if each.place is not None}
+                request.sink = regions.outputs(request.sink, places)
+        except NeriteError as error:
+            request.respond(InferenceResponse.failed(error.without_frames()))
+            return False
+        return True
 
     def _calls(self, count: int, body: memoryview) -> None:
         header, numbers, times, records, tokens = read_group(self._headers, body, timed=True)

@@ -9,6 +9,7 @@ from typing import Final
 from nerite.admission.policy import AdmissionPolicy
 from nerite.config.options import ServerOptions
 from nerite.fronts.catalogue import Description
+from nerite.regions import Registration
 from nerite.scheduling.weighted_route import WeightedRoute
 
 PROGRAM: Final = "nerite.fronts.process:main"
@@ -21,8 +22,8 @@ class SharedState:
 
     models: list[Description] = field(default_factory=list)
     """Models that were added or have changed."""
-    regions: list[tuple[int, str, str, int, int]] | None = None
-    """Shared memory regions of clients: number, name, key, offset, size."""
+    regions: list[Registration] | None = None
+    """Shared memory regions of clients."""
     keys: dict[str, tuple[bytes, ...]] | None = None
     """Keys in the files of restrictions, by path."""
     policy: AdmissionPolicy | None = None

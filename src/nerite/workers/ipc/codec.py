@@ -31,7 +31,7 @@ from nerite.core.failures import report
 from nerite.core.request import RequestHeader
 from nerite.core.response import InferenceResponse, Reschedule, ResponseHeader
 from nerite.core.signature import shape_text
-from nerite.core.tensor import Buffer, DeviceBuffer, TensorData, TensorSpec, address_of
+from nerite.core.tensor import ABSENT, Buffer, DeviceBuffer, TensorData, TensorSpec, address_of
 from nerite.core.text import quoted_text
 from nerite.devices import exchange
 from nerite.workers.ipc import messages
@@ -230,12 +230,15 @@ class Packer(Generic[Header]):
             on_host: Any = data
             for buffer in on_host:
                 if (size := len(buffer)) != sizes[at]:
-                    raise _misfit(entry, data)
+                    while parts.pop() is not entry.record:
+                        pass
+                    break
                 parts.append(buffer)
                 if odd := size & 7:
                     parts.append(PADDING[odd])
                 at += 1  # noqa: SIM113  # enumerate costs more
-            return
+            else:
+                return
         self._placed_record(header, name, data, parts)
 
     def _placed_record(self, header: Header, name: str, data: Sequence[TensorData], parts: list[Buffer]) -> None:
@@ -249,8 +252,8 @@ class Packer(Generic[Header]):
         sizes = entry.sizes
         at = 0
         for buffer in data:
-            if len(buffer) != sizes[at] and sizes[at] >= 0:
-                raise _misfit(entry, data)
+            if len(buffer) != sizes[at] and sizes[at] >= 0 and buffer is not ABSENT:
+                raise _misfit(_specs(header)[at], buffer)
             at += 1  # noqa: SIM113
         self.buffers(raw, data, parts)
 
@@ -404,16 +407,13 @@ def _specs(header: RequestHeader | ResponseHeader) -> Sequence[TensorSpec]:
     return header.inputs if isinstance(header, RequestHeader) else header.outputs
 
 
-def _misfit(entry: HeaderEntry[Any], data: Sequence[TensorData]) -> NeriteError:
-    """Return the error for tensors whose sizes differ from those in their header."""
-    for spec, buffer in zip(_specs(entry.header), data, strict=True):
-        if len(buffer) != spec.byte_size >= 0:
-            return Internal(
-                f"tensor '{quoted_text(spec.name)}' has {len(buffer)} bytes, but {spec.datatype.name} "
-                f"{shape_text(spec.shape)} takes {spec.byte_size}: its array was resized after the Tensor was made. "
-                "Make the Tensor from the array in its final size"
-            )
-    raise AssertionError("all tensors have the sizes that their header says")
+def _misfit(spec: TensorSpec, buffer: TensorData) -> NeriteError:
+    """Return the error for a tensor whose size differs from that in its header."""
+    return Internal(
+        f"tensor '{quoted_text(spec.name)}' has {len(buffer)} bytes, but {spec.datatype.name} "
+        f"{shape_text(spec.shape)} takes {spec.byte_size}: its array was resized after the Tensor was made. "
+        "Make the Tensor from the array in its final size"
+    )
 
 
 def request_unpacker(
