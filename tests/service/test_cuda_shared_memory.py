@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cuda_counts import counts_of_each
 from cuda_machine import CudaMachine, copies
-from serving import Serving, eventually, python_model, serving
+from serving import HELD, Serving, eventually, python_model, serving
 
 ON_HOST = """
     def execute(self, requests):
@@ -63,6 +64,7 @@ def server(
     python_model(models, "on_device", ON_DEVICE, CONFIG + TAKES_DEVICE)
     python_model(models, "from_device", ON_DEVICE, CONFIG)
     text = 'backend: "python" input { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] }'
+    python_model(models, "held", HELD)
     python_model(models, "strings", STRINGS, text + ' output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1 ] }')
     flags = ("--allow-client-shm=true", *request.param)
     with serving(models, models / "log", *flags, environment=machine.environment) as server:
@@ -138,6 +140,142 @@ def test_nvidias_client(server: Serving, machine: CudaMachine, protocol: str, mo
         assert (made["to_host"], made["to_device"], made["on_device"]) == (21, 20, 0)
     elif model == "from_device":
         assert made["to_host"] >= 22  # the last output goes to a client that wants it on the host
+    fronts = {*server.fronts().values()}
+    assert len(fronts) == server.metrics().get("nerite_front_processes", 0)
+    calls = counts_of_each(machine.memory)
+    assert server.process.pid in calls and fronts.isdisjoint(calls), "no front has called CUDA"
+
+
+STREAM = f"""{CLIENT}
+import queue
+put, got = region("p_put", 64), region("p_got", 64)
+answers = queue.Queue()
+client.start_stream(lambda result, error: answers.put(error or result))
+for turn in range(20):
+    given = np.arange(4, dtype=np.float32) + turn
+    shm.set_shared_memory_region(put, [given])
+    client.async_stream_infer(model, [sent([1, 4], "p_put", 16)], outputs=[wanted("p_got", 16, offset=16)])
+    answers.get(timeout=20)
+    print((shm.get_contents_as_numpy(got, np.float32, [8])[4:] - given).tolist())
+client.stop_stream()
+client.unregister_cuda_shared_memory()
+"""
+
+
+@pytest.mark.parametrize("model", ["on_host", "on_device"])
+def test_a_stream(server: Serving, machine: CudaMachine, model: str) -> None:
+    said = machine.client(STREAM, "grpc", server.grpc, model).splitlines()
+    assert said == [str([turn + 0.0, turn + 1.0, turn + 2.0, turn + 3.0]) for turn in range(20)]
+
+
+IN_USE = f"""{CLIENT}
+import os, pathlib, queue, time
+log, go = map(pathlib.Path, sys.argv[4:])
+put, got = region("u_put", 64), region("u_got", 64)
+given = np.arange(-1, 3, dtype=np.float32)
+shm.set_shared_memory_region(put, [given])
+answers = queue.Queue()
+inputs, outputs = [sent([1, 4], "u_put", 16)], [wanted("u_got", 16)]
+client.async_infer(model, inputs, lambda result, error: answers.put(error), outputs=outputs)
+while "executes -1" not in log.read_text():
+    time.sleep(0.01)
+client.unregister_cuda_shared_memory("u_put")
+client.unregister_cuda_shared_memory()
+print(f"-{{os.getpid()}}-")
+print([each["name"] for each in listed()])
+try:
+    region("u_put", 64)
+except Exception as error:
+    print(error)
+go.touch()
+print(answers.get(timeout=20), shm.get_contents_as_numpy(got, np.float32, [4]).tolist(), listed())
+"""
+
+
+def test_a_region_that_is_unregistered_in_use_stays_until_the_answer(server: Serving, machine: CudaMachine) -> None:
+    go = server.log.parent / "held" / "1" / "go"
+    client, *said = machine.client(IN_USE, "grpc", server.grpc, "held", str(server.log), str(go)).splitlines()
+    assert said[0] == "['u_got', 'u_put']"
+    assert "shared memory region 'u_put' already in manager" in said[1]
+    assert said[2:] == ["None [-1.0, 0.0, 1.0, 2.0] []"]
+    eventually(lambda: not [name for name in machine.held(server.process.pid) if client in name])
+
+
+KINDS = f"""{CLIENT}
+import os, threading
+import tritonclient.utils.shared_memory as system
+kept, wrong, seen = [], [], set()
+over = begun = 0
+stopping = threading.Event()
+
+
+def ask():
+    own = triton.InferenceServerClient(url)
+    while not stopping.is_set():
+        before = over
+        try:
+            outputs = [triton.InferRequestedOutput("OUTPUT0")]
+            answer = own.infer(model, [sent([1, 4], "k", 16)], outputs=outputs)
+        except Exception as error:
+            if "Unable to find shared memory region: 'k'" not in str(error):
+                wrong.append(str(error))
+            continue
+        turn = int(answer.as_numpy("OUTPUT0")[0, 0]) // 2
+        if not before < turn <= begun:
+            wrong.append((before, turn, begun))
+        seen.add(turn % 2)
+    own.close()
+
+
+def register(name, turn, on_gpu):
+    of = shm if on_gpu else system
+    if on_gpu:
+        handle = shm.create_shared_memory_region(name, 16, 0)
+    else:
+        handle = system.create_shared_memory_region(name, f"/{{name}}_{{turn}}_{{os.getpid()}}", 16)
+    kept.append((of, handle))
+    of.set_shared_memory_region(handle, [np.full(4, turn, np.float32)])
+    while True:
+        try:
+            if on_gpu:
+                client.register_cuda_shared_memory(name, shm.get_raw_handle(handle), 0, 16)
+            else:
+                client.register_system_shared_memory(name, f"/{{name}}_{{turn}}_{{os.getpid()}}", 16)
+        except Exception as error:
+            assert f"shared memory region '{{name}}' already in manager" in str(error), error
+        else:
+            return of, handle
+
+
+askers = [threading.Thread(target=ask) for _ in range(3)]
+for asker in askers:
+    asker.start()
+for turn in range(1, 31):
+    begun = turn
+    register("k", turn, turn % 2 == 0)
+    over = turn - 1
+    of, out = register("k_out", 0, turn % 3 == 0)
+    for _ in range(3):
+        client.infer(model, [sent([1, 4], "k", 16)], outputs=[wanted("k_out", 16)])
+        found = of.get_contents_as_numpy(out, np.float32, [4])
+        assert (found == 2 * turn).all(), (turn, found)
+        of.set_shared_memory_region(out, [np.zeros(4, np.float32)])
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+stopping.set()
+for asker in askers:
+    asker.join()
+for of, handle in kept:
+    of.destroy_shared_memory_region(handle)
+print(wrong, seen)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_name_of_regions_of_both_kinds(server: Serving, machine: CudaMachine, protocol: str) -> None:
+    """An answer is computed from a region that had the name while the request was under way."""
+    url = server.http if protocol == "http" else server.grpc
+    assert machine.client(KINDS, protocol, url, "on_host").strip() == "[] {0, 1}"
 
 
 STRINGS_BOTH_WAYS = f"""{CLIENT}
@@ -253,7 +391,7 @@ def test_a_region_whose_client_is_gone(server: Serving, machine: CudaMachine) ->
     request = {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "parameters": placed}]}
     answer = server.json("POST", "/v2/models/on_host/infer", request)
     assert next(each["data"] for each in answer["outputs"] if each["name"] == "OUTPUT0") == [2.0] * 4
-    assert machine.held(server.process.pid)
+    assert machine.held(server.process.pid) and not machine.held(*server.fronts().values())
     assert server.ask("POST", "/v2/cudasharedmemory/region/left/unregister")[0] == 200
     eventually(lambda: not [name for name in machine.held(server.process.pid) if f"-{client.pid}-" in name])
 

@@ -12,7 +12,7 @@ import pytest
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.request import NOBODY, RequestHeader, SharedMemoryInput, SharedMemoryRequest
 from nerite.core.response import EMPTY
-from nerite.regions import SharedMemoryRegions
+from nerite.regions import RemotePart, SharedMemoryRegions
 
 KEY = f"nerite_test_{os.getpid()}"
 
@@ -252,8 +252,38 @@ def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) ->
     regions.follow([(1, "kept", KEY, 0, 100), (2, "moved", KEY, 0, 100), (3, "gone", KEY, 0, 100)])
     kept = regions.listed("kept")[0].file
     unanswered = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
-    regions.use(unanswered, [SharedMemoryInput("moved", 0, 4), SharedMemoryInput("gone", 0, 4)])
+    assert regions.use(unanswered, ["moved", "gone", "unknown"]) == [("moved", 2), ("gone", 3)]
     regions.follow([(1, "kept", KEY, 0, 100), (4, "moved", KEY, 10, 100), (5, "nothing", f"{KEY}_none", 0, 100)])
     assert [(each.name, each.offset) for each in regions.listed("")] == [("kept", 0), ("moved", 10)]
     assert regions.listed("kept")[0].file is kept
     assert bytes(read(regions, 0, 2, "moved")) == bytes([10, 11])
+
+
+def test_regions_on_gpus_of_another_process(regions: SharedMemoryRegions) -> None:
+    """They are not opened: what is in them is known by its place, whose bounds are checked."""
+    regions.follow([(1, "gpu", 0, 0, 100), (2, "moved", 0, 0, 100)])
+    place = SharedMemoryInput("gpu", 90, 10)
+    for part in (regions.read(place, no_room), regions.output(place)):
+        assert isinstance(part, RemotePart)
+        assert (part.place, len(part)) == (place, 10)
+    with pytest.raises(InvalidArgument, match="Invalid offset \\+ byte size for shared memory region: 'gpu'"):
+        regions.read(SharedMemoryInput("gpu", 91, 10), no_room)
+    assert regions.registered == [(1, "gpu", 0, 0, 100), (2, "moved", 0, 0, 100)]
+    regions.follow([(3, "moved", 1, 0, 50)])
+    assert regions.registered == [(3, "moved", 1, 0, 50)]
+
+
+def test_a_front_that_knows_another_region_by_a_name(regions: SharedMemoryRegions, file: Path) -> None:
+    front = SharedMemoryRegions(allowed=True)
+    regions.register("r", KEY, 0, 100)
+    front.follow(regions.registered)
+    request = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
+    used = front.use(request, ["r"])
+    regions.use_for_front(request, used)
+    regions.unregister("r")
+    assert regions.listed("r"), "the request is not answered"
+    request.respond(EMPTY)
+    regions.use_for_front(request, used)  # its front has read what was there
+    regions.register("r", KEY, 0, 100)
+    with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+        regions.use_for_front(request, used)

@@ -34,7 +34,7 @@ from nerite.core.request import (
     SharedMemoryInput,
 )
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.core.tensor import join_bytes
+from nerite.core.tensor import DeviceBuffer, join_bytes
 
 HEADER = ResponseHeader("llm", "1", [])
 SECOND = 1_000_000_000
@@ -256,6 +256,14 @@ def test_memory_that_may_go_with_its_client(bls_server: Desk) -> None:
     error = bls_server.error(bls_server.asked(outputs=[RequestedOutput("text", place=SharedMemoryInput("r", 0, 8))]))
     assert isinstance(error, Unsupported)
     assert "'k'" in error.message
+
+
+def test_memory_of_a_gpu_that_may_go_with_its_client(bls_server: Desk) -> None:
+    header = RequestHeader("llm", "", [PROMPT, SAMPLING], caller=Caller("a"), idempotency_key=IdempotencyKey("k"))
+    request = InferenceRequest(header, [DeviceBuffer(0, 1 << 20, 8, None), b""], bls_server.sink, bls_server.loop.now())
+    bls_server.entry.submit(request)
+    bls_server.loop.settle()
+    assert isinstance(bls_server.error(request), Unsupported)
 
 
 def test_what_another_request_needs_has_no_key(bls_server: Desk) -> None:

@@ -13,13 +13,13 @@ from nerite.core import errors
 from nerite.core import tensor as dtypes
 from nerite.core.errors import NeriteError
 from nerite.core.headers import whole_header_from_json, whole_header_to_json
-from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader
+from nerite.core.request import Assignment, Caller, IdempotencyKey, RequestedOutput, RequestHeader, SharedMemoryInput
 from nerite.core.tensor import TensorSpec
 from nerite.core.text import bounded
 from nerite.workers.ipc import messages
 
 DERIVED = {"sizes", "wanted", "classifies", "shared"}
-"""What the other attributes imply. ``shared`` does not cross: the front has read what is in shared memory."""
+"""What the other attributes imply. ``shared`` does not cross: the front has read what is not on a GPU."""
 MEMOS = {"route", "batch_size", "batch_key", "call", "replies"}
 NAMES = st.text(max_size=8)
 PARAMETERS = st.one_of(st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), NAMES)
@@ -106,6 +106,16 @@ def test_no_attribute_is_forgotten() -> None:
 
 def test_values_in_shared_memory_arrive_as_bytes() -> None:
     assert not crossed_header(RequestHeader("m", "", (), shared=True)).shared
+
+
+def test_places_of_outputs_on_gpus_arrive() -> None:
+    places = {name: SharedMemoryInput(f"region of {name}", 64, 16) for name in ("device", "host")}
+    outputs = [RequestedOutput("other"), *(RequestedOutput(name, place=place) for name, place in places.items())]
+    arrived = crossed_header(RequestHeader("m", "", (), outputs, device_outputs=frozenset(("device",))))
+    assert [each.name for each in arrived.outputs if each.place is not None] == ["device"]
+    place = arrived.outputs[1].place
+    assert place is not None and (place.region, place.offset, place.byte_size) == ("region of device", 64, 16)
+    assert arrived.shared and arrived.device_outputs == {"device"}
 
 
 @pytest.mark.parametrize("kind", errors.BY_NAME.values(), ids=errors.BY_NAME)
