@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from cuda_machine import CudaMachine
-from serving import Serving, eventually, python_model, serving
+from serving import HELD, Serving, eventually, let_go, pbtxt, python_model, serving
 
 REQUESTS = 10_000
 CLIENTS = 8
 MODELS = ("on_host", "on_device", "through_both")
+FRONTS = ("--front-processes=2",)
 
 ON_HOST = """
     def execute(self, requests):
@@ -191,6 +192,61 @@ def test_nothing_is_wrong_or_left(machine: CudaMachine, server: Serving) -> None
     assert [name for name in machine.held(server.process.pid) if "mapping" not in name] == [f"0-{server.process.pid}-1"]
     used = 'nerite_cuda_memory_pool_used_bytes{gpu="0"}'
     eventually(lambda: server.metrics()[used] == (64 << 20) // 8, 5, str(server.metrics()[used]))
+
+
+WAITING = """
+import sys
+import numpy as np
+import tritonclient.grpc as triton
+import tritonclient.utils.cuda_shared_memory as shm
+
+client = triton.InferenceServerClient(sys.argv[1])
+for name in ("in", "out"):
+    region = shm.create_shared_memory_region(name, 64, 0)
+    shm.set_shared_memory_region(region, [np.full(16, -1, np.float32)])
+    client.register_cuda_shared_memory(name, shm.get_raw_handle(region), 0, 64)
+tensor, output = triton.InferInput("INPUT0", [1, 4], "FP32"), triton.InferRequestedOutput("OUTPUT0")
+tensor.set_shared_memory("in", 16)
+output.set_shared_memory("out", 16)
+for _ in range(3):
+    client.async_infer("held", [tensor], lambda result, error: None, outputs=[output])
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("killed", "flags"), [("client", ()), ("client", FRONTS), ("fronts", FRONTS)])
+def test_nothing_is_left_of_requests_that_waited(
+    killed: str, flags: tuple[str, ...], machine: CudaMachine, tmp_path: Path
+) -> None:
+    """No further request comes to the model, which would move its queue on."""
+    models = tmp_path / "models"
+    python_model(models, "held", HELD, pbtxt(more=""))  # each request is executed alone
+    flags = ("--allow-client-shm=true", *flags)
+    with serving(models, tmp_path / "log", *flags, environment=machine.environment) as server:
+        with subprocess.Popen(
+            [sys.executable, "-c", WAITING, server.grpc],
+            env={**os.environ, **machine.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as client:
+            assert client.stdout is not None and client.stdout.readline() == "sent\n"
+            waiting = 'nv_inference_pending_request_count{model="held",version="1"}'
+            eventually(lambda: "executes -1" in server.text and server.metrics()[waiting] == 2)
+            for pid in [client.pid] if killed == "client" else server.fronts().values():
+                os.kill(pid, signal.SIGKILL)
+            eventually(lambda: server.metrics()[waiting] == 0)
+            let_go(models / "held")
+            assert len(machine.held(server.process.pid)) == 2
+            client.kill()
+
+        def unregistered() -> bool:
+            """Unregister the regions; return whether they are closed, as once the last request is answered."""
+            assert server.ask("POST", "/v2/cudasharedmemory/unregister")[0] == 200
+            return not machine.held(server.process.pid, *server.fronts().values())
+
+        eventually(unregistered)
 
 
 def _of_pool(name: str, server: Serving) -> bool:

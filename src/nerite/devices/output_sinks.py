@@ -59,10 +59,10 @@ class CopyingSink(CallerSink):
             try:
                 placed = [self._place(*each) for each in zip(response.header.outputs, response.data, strict=True)]
             except NeriteError as error:
-                self._pass_on(request, InferenceResponse.failed(error.without_frames()), True)
-                return
-            copies = [copy for _, copy in placed if copy is not None]
-            response = InferenceResponse(response.header, [data for data, _ in placed])
+                response, final = InferenceResponse.failed(error.without_frames()), True
+            else:
+                copies = [copy for _, copy in placed if copy is not None]
+                response = InferenceResponse(response.header, [data for data, _ in placed])
         if not copies and not self._pending:
             self._sink.respond(request, response, final)
             return

@@ -4,8 +4,8 @@ A queue has a level for each priority in use. A level has two lanes: requests th
 that timed out under a policy that delays instead of rejecting. ``request.queue`` is the lane in which a request waits,
 and None once it no longer waits. A request that leaves from the middle (expired or withdrawn) is not searched for: its
 entry becomes a tombstone, recognised by ``request.queue`` and dropped when it reaches the front, or with all
-others once half of a lane is tombstones. So every operation has amortised cost independent of the queue length, and
-requests that left are not kept alive.
+others once half of a lane is tombstones, or all of it. So every operation has amortised cost independent of the queue
+length, and requests that left are not kept alive.
 
 ``pull`` lends the front of the queue to a batcher that gathers a batch: a pulled request still counts as waiting until
 ``leave`` removes it. ``put_back`` undoes ``pull``, and must be called before anything that drops requests from the
@@ -38,9 +38,9 @@ class QueueLane:
         self.tombstones = 0
 
     def add_tombstone(self) -> None:
-        """Count an entry that became a tombstone, and compact the lane if half of it is tombstones."""
+        """Count an entry that became a tombstone, and compact the lane if half or all of it is tombstones."""
         self.tombstones += 1
-        if self.tombstones > len(self.entries) // 2 + 32:
+        if self.tombstones > len(self.entries) // 2 + 32 or self.tombstones == len(self.entries):
             self.entries = deque(request for request in self.entries if request.queue is self)
             self.tombstones = 0
 
@@ -158,6 +158,8 @@ class RequestQueue:
         lane = _lane_of(request)
         self.leave((request,))
         lane.add_tombstone()
+        if not self.size:
+            self._deadlines.clear()
         return True
 
     @property

@@ -90,6 +90,18 @@ def test_an_output_that_is_too_long_is_an_error_and_is_not_written() -> None:
     with_devices(test)
 
 
+def test_an_output_that_is_too_long_does_not_overtake_earlier_ones() -> None:
+    async def test(devices: Devices) -> None:
+        caller, asked = Caller(), request()
+        sink = RegionOutputs(caller, devices, {"OUT0": on_gpu(0)})
+        sink.respond(asked, response(bytes([7]) * SIZE), False)
+        sink.respond(asked, response(bytes([7]) * (SIZE + 1)), False)
+        await settled(devices)
+        assert [(each.error is None, final) for _, each, final in caller.answers] == [(True, False), (False, True)]
+
+    with_devices(test)
+
+
 def test_a_copy_that_fails_is_the_requests_error() -> None:
     async def test(devices: Devices) -> None:
         caller = Caller()

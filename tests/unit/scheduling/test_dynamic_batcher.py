@@ -356,6 +356,23 @@ def test_requests_that_left_are_not_kept(policy: QueuePolicy, early: str) -> Non
     assert most < 300
 
 
+@pytest.mark.parametrize("policy", [QueuePolicy(), QueuePolicy(timeout_us=60_000_000)])
+def test_an_empty_queue_keeps_no_request(policy: QueuePolicy) -> None:
+    """No later request may come that would drop what callers gave up, whose tensors may be a client's GPU memory."""
+    of = batcher(1, default_policy=policy)
+    asked = offered(of, 1, 1, 1)
+    live: weakref.WeakSet[Any] = weakref.WeakSet()
+    for each in asked:
+        each.data = [Payload(4)]
+        live.add(each.data[0])
+    del each
+    while asked:
+        assert of.withdraw(asked.pop())
+    assert not live
+    later = offered(of, 1)
+    assert of.take(0) == later
+
+
 # Any mix against the model.
 
 POLICIES = st.builds(
