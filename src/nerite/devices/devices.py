@@ -71,6 +71,11 @@ class DeviceThread:
         self.do(job, done)
         return await future
 
+    @property
+    def used(self) -> bool:
+        """Whether there has been a job."""
+        return self._thread is not None
+
     def busy_for(self) -> float:
         """Return for how many seconds the job that runs now has run; 0 if none does."""
         began = self._began
@@ -211,8 +216,8 @@ class Devices:
         return memory
 
     def waits(self) -> dict[int, float]:
-        """Return for how many seconds each GPU's thread has waited for its present call; 0 if there is none."""
-        return {number: thread.busy_for() for number, thread in self._threads.items()}
+        """Return for how many seconds each GPU in use has not completed a call; 0 if it has completed all."""
+        return {number: thread.busy_for() for number, thread in self._threads.items() if thread.used}
 
     async def watch(self, stall_seconds: float) -> None:
         """Log each call to a GPU that takes long, once, and its end; until cancelled. The argument is the flag."""

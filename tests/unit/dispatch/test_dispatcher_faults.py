@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dispatcher_bench import UNBOUNDED
@@ -22,6 +22,7 @@ from nerite.core.failures import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.dispatch import dispatcher as module
+from nerite.dispatch import sequence_picker
 from nerite.dispatch.busy_poll import BusyPoll
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
@@ -141,7 +142,7 @@ class World:
         self.kind = kind
         self.faults = faults
         self.loop = TickingLoop()
-        self.loop.rule(patch, module)
+        self.loop.rule(patch, module, sequence_picker)
         self.instances = [FaultyRunner(f"model_{number}", ahead=kind == "ahead") for number in range(2)]
         for instance in self.instances:
             instance.faults = faults
@@ -239,6 +240,7 @@ ACTIONS = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(actions=ACTIONS, seed=st.integers(0, 10_000), share=st.sampled_from([0.0, 0.02, 0.1, 0.4]))
+@example(actions=[("ask", 2), ("ask", 4), ("replace", 0), ("replace", 1)], seed=0, share=0.0)
 def test_each_request_ends_once_and_each_instance_comes_back(
     kind: str, actions: list[tuple[str, int]], seed: int, share: float
 ) -> None:

@@ -35,6 +35,7 @@ class Busy:
         self.counted = {model: VersionStatistics(StageTimes()) for model in MODELS}
         self.turns = 0
         self.tracing = SimpleNamespace(exports=False)
+        self.devices = None
         self.over = False
 
     def metrics(self) -> Iterator[MeteredVersion]:
