@@ -12,6 +12,7 @@ A region that is unregistered while requests use it stays open until the last of
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -42,6 +43,8 @@ from nerite.devices.output_sinks import RegionOutputs
 _DIRECTORY: Final = Path("/dev/shm")
 _RESERVED: Final = "triton_python_backend_shm_region_"
 _DISABLED: Final = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+REMOVED_AFTER: Final = 0.5
+"""Seconds between two looks for regions that are no longer used."""
 MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 """Limit on the bytes of inputs that are copied outside a model's arena, at any one time."""
 
@@ -160,6 +163,8 @@ class SharedMemoryRegions:
         self._numbers = itertools.count(1)
         self._unregistered: set[str] = set()
         """Regions that were unregistered while requests used them."""
+        self._removing = False
+        """Whether ``_remove_unused`` is going to be called again."""
         self._copies = _Copies()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -208,6 +213,20 @@ class SharedMemoryRegions:
         found = (each for each in self._regions.values() if isinstance(each, kind))
         self._unregistered.update(each.name for each in found if not name or each.name == name)
         self._remove_unused()
+        self._remove_later()
+
+    def _remove_later(self) -> None:
+        """Remove unregistered regions soon after the last request that uses them, whatever else is asked."""
+        if not self._unregistered or self._removing:
+            return
+        self._removing = True
+
+        def again() -> None:
+            self._removing = False
+            self._remove_unused()
+            self._remove_later()
+
+        asyncio.get_running_loop().call_later(REMOVED_AFTER, again)
 
     def _remove_unused(self) -> None:
         """Remove unregistered regions that no request uses any longer."""

@@ -90,24 +90,49 @@ def descriptors() -> int:
 
 
 def test_a_region_stays_until_requests_that_use_it_are_answered(regions: SharedMemoryRegions, file: Path) -> None:
-    for name in "ab":
-        regions.register(name, KEY, 0, 100)
-    place = SharedMemoryInput("a", 0, 100)
-    answered, lost = (SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
-    for request in (answered, lost):
-        regions.use(request, [place.region, place.region])
-    regions.unregister("")
-    assert [region.name for region in regions.listed("")] == ["a"]
-    with pytest.raises(AlreadyExists):
+    async def test() -> None:
+        for name in "ab":
+            regions.register(name, KEY, 0, 100)
+        place = SharedMemoryInput("a", 0, 100)
+        answered, lost = (SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0) for _ in range(2))
+        for request in (answered, lost):
+            regions.use(request, [place.region, place.region])
+        regions.unregister("")
+        assert [region.name for region in regions.listed("")] == ["a"]
+        with pytest.raises(AlreadyExists):
+            regions.register("a", KEY, 0, 100)
+        assert len(read(regions, 0, 100, "a")) == 100
+        answered.respond(EMPTY)
+        assert [region.name for region in regions.listed("a")] == ["a"]
+        del request, lost
+        with pytest.raises(NotFound):
+            read(regions, 0, 100, "a")
+        regions.register("a", KEY, 0, 50)
+        assert [region.byte_size for region in regions.listed("")] == [50]
+
+    asyncio.run(test())
+
+
+def test_a_region_is_closed_soon_after_the_last_request(
+    regions: SharedMemoryRegions, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is asked of the regions."""
+    monkeypatch.setattr("nerite.regions.REMOVED_AFTER", 0.01)
+
+    async def test() -> None:
         regions.register("a", KEY, 0, 100)
-    assert len(read(regions, 0, 100, "a")) == 100
-    answered.respond(EMPTY)
-    assert [region.name for region in regions.listed("a")] == ["a"]
-    del request, lost
-    with pytest.raises(NotFound):
-        read(regions, 0, 100, "a")
-    regions.register("a", KEY, 0, 50)
-    assert [region.byte_size for region in regions.listed("")] == [50]
+        request = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
+        regions.use(request, ["a"])
+        regions.unregister("a")
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        assert descriptors() == 1
+        request.respond(EMPTY)
+        async with asyncio.timeout(10):
+            while descriptors():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(test())
 
 
 def test_what_nobody_uses_is_given_back(regions: SharedMemoryRegions, file: Path) -> None:
@@ -274,16 +299,19 @@ def test_regions_on_gpus_of_another_process(regions: SharedMemoryRegions) -> Non
 
 
 def test_a_front_that_knows_another_region_by_a_name(regions: SharedMemoryRegions, file: Path) -> None:
-    front = SharedMemoryRegions(allowed=True)
-    regions.register("r", KEY, 0, 100)
-    front.follow(regions.registered)
-    request = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
-    used = front.use(request, ["r"])
-    regions.use_for_front(request, used)
-    regions.unregister("r")
-    assert regions.listed("r"), "the request is not answered"
-    request.respond(EMPTY)
-    regions.use_for_front(request, used)  # its front has read what was there
-    regions.register("r", KEY, 0, 100)
-    with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+    async def test() -> None:
+        front = SharedMemoryRegions(allowed=True)
+        regions.register("r", KEY, 0, 100)
+        front.follow(regions.registered)
+        request = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
+        used = front.use(request, ["r"])
         regions.use_for_front(request, used)
+        regions.unregister("r")
+        assert regions.listed("r"), "the request is not answered"
+        request.respond(EMPTY)
+        regions.use_for_front(request, used)  # its front has read what was there
+        regions.register("r", KEY, 0, 100)
+        with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+            regions.use_for_front(request, used)
+
+    asyncio.run(test())

@@ -227,7 +227,7 @@ class IdempotencyRegistry:
     def _answer(self, request: InferenceRequest, key: IdempotencyKey, entry: IdempotentQueue) -> SharedResponse:
         """Return the answer that a request follows. Raises ``NeriteError``."""
         header = request.header
-        if header.shared or request.on_device:
+        if request.shares_memory:
             raise Unsupported(
                 f"a request with tensors in shared memory cannot have an idempotency key ('{key.text}'): the memory "
                 "may disappear with its client. Send the tensors in the request, or omit the key"

@@ -353,6 +353,8 @@ class InferenceRequest:
     """Another request causes this one, so the server itself waits for it."""
     repeats = False
     """Another request of the same call has the same prompt, which quotas charge once."""
+    shares_memory = False
+    """Inputs or outputs are in shared memory of the client."""
     background = False
     """Nobody waits for the answer: no quota counts it, and a queue that is not empty need not take it."""
 
@@ -479,6 +481,7 @@ class SharedMemoryRequest(InferenceRequest):
 
     __slots__ = ("__weakref__", "places", "regions")
 
+    shares_memory = True
     regions: Sequence[tuple[str, int]]
     """Names and numbers of the shared memory regions that it uses."""
     places: dict[str, OutputDestination]

@@ -115,6 +115,8 @@ class RegionFrontRequest(FrontRequest):
 
     __slots__ = ("__weakref__",)
 
+    shares_memory = True
+
 
 class FrontSink:
     """Sink of inferences of one front; what traces need to know of them."""

@@ -31,10 +31,10 @@ from nerite.core.request import (
     InferenceRequest,
     RequestedOutput,
     RequestHeader,
-    SharedMemoryInput,
+    SharedMemoryRequest,
 )
 from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
-from nerite.core.tensor import DeviceBuffer, join_bytes
+from nerite.core.tensor import DeviceBuffer, TensorData, join_bytes
 
 HEADER = ResponseHeader("llm", "1", [])
 SECOND = 1_000_000_000
@@ -252,18 +252,15 @@ def test_keys_that_are_none(bls_server: Desk, key: Any) -> None:
     assert "must be a string of 1 to 255 characters" in error.message
 
 
-def test_memory_that_may_go_with_its_client(bls_server: Desk) -> None:
-    error = bls_server.error(bls_server.asked(outputs=[RequestedOutput("text", place=SharedMemoryInput("r", 0, 8))]))
-    assert isinstance(error, Unsupported)
-    assert "'k'" in error.message
-
-
-def test_memory_of_a_gpu_that_may_go_with_its_client(bls_server: Desk) -> None:
+@pytest.mark.parametrize("prompt", [join_bytes([b"once"]), DeviceBuffer(0, 1 << 20, 8, None)])
+def test_memory_that_may_go_with_its_client(bls_server: Desk, prompt: TensorData) -> None:
     header = RequestHeader("llm", "", [PROMPT, SAMPLING], caller=Caller("a"), idempotency_key=IdempotencyKey("k"))
-    request = InferenceRequest(header, [DeviceBuffer(0, 1 << 20, 8, None), b""], bls_server.sink, bls_server.loop.now())
+    request = SharedMemoryRequest(header, [prompt, b""], bls_server.sink, bls_server.loop.now())
     bls_server.entry.submit(request)
     bls_server.loop.settle()
-    assert isinstance(bls_server.error(request), Unsupported)
+    error = bls_server.error(request)
+    assert isinstance(error, Unsupported)
+    assert "'k'" in error.message
 
 
 def test_what_another_request_needs_has_no_key(bls_server: Desk) -> None:
