@@ -22,7 +22,7 @@ EXCHANGES = {
     "waits too long by its own word": Together((sleep(0.6), sleep(0, parameters={"timeout": 50000}))),
     "gRPC: waits too long by its own word": Together((called(0.6), called(0, parameters={"timeout": 50000}))),
     "may not wait longer than the model allows": Together((sleep(1.6), sleep(0, parameters={"timeout": 5000000}))),
-    "no place in the queue": Together((sleep(0.2), sleep(0), sleep(0, id="third"), called(0, id="fourth")), gap=0.04),
+    "no place in the queue": Together((sleep(0.6), sleep(0), sleep(0, id="third"), called(0, id="fourth")), gap=0.04),
     # The second gives up, as Triton at times forgets whoever waited when somebody more urgent came.
     "more urgent, and no place in the queue": Together(
         (sleep(0.6), sleep(0, parameters={"timeout": 300000}), sleep(0, parameters={"priority": 1})), gap=0.05
