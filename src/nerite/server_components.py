@@ -18,10 +18,11 @@ from nerite.cache.interface import ResponseCache
 from nerite.cache.local import open_cache
 from nerite.config.flag import AUTO, RestrictedKey
 from nerite.config.options import ServerOptions
-from nerite.config.watched_file import watch_files
+from nerite.config.watched_file import watched
 from nerite.core.background import BackgroundWork
 from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
+from nerite.core.work_loop import WorkLoops
 from nerite.devices.devices import Devices
 from nerite.dispatch.busy_poll import limit_of
 from nerite.dispatch.interface import ServerEntry
@@ -84,6 +85,8 @@ class ServerComponents:
         self._key_files: dict[str, KeyFile] = {}
         self._policy: WatchedPolicy | None = None
         self.tenant_admission: TenantAdmission
+        self.loops = WorkLoops()
+        """What runs beside the requests."""
         self._ledger: Ledger | None = None
         self._fork_server: ForkServer
         self._foreign_segments: ForeignSegments
@@ -208,24 +211,27 @@ class ServerComponents:
 
     def background_work(self, server: InferenceServer) -> Iterator[BackgroundWork]:
         """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""
-        yield Auditor(lambda: _versions(server)).run
-        yield self.rollouts.run
+        auditor = Auditor(lambda: _versions(server))
+        yield BackgroundWork(auditor.loop, auditor.run)
+        yield BackgroundWork(self.rollouts.loop, self.rollouts.run)
         if self.batches is not None:
-            yield self.batches.run
+            yield BackgroundWork(self.batches.loop, self.batches.run)
         if self._ledger is not None:
-            yield self._ledger.run
+            yield BackgroundWork(self._ledger.loop, self._ledger.run)
         if self._options.stall_seconds:
-            yield SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds).run
+            monitor = SlowBatchMonitor(lambda: _instances(server), self._options.stall_seconds)
+            yield BackgroundWork(monitor.loop, monitor.run)
             if self._devices is not None:
-                yield partial(self._devices.watch, self._options.stall_seconds)
+                yield self._devices.watch(self._options.stall_seconds)
         if server.demand is not None and any(server.demand.residency):
-            yield server.demand.run
+            yield BackgroundWork(server.demand.loop, server.demand.run)
         if self._options.repository.control_mode == "poll":
-            yield Poller(server.manager, self._options.repository.poll_secs).run
+            poller = Poller(server.manager, self._options.repository.poll_secs)
+            yield BackgroundWork(poller.loop, poller.run)
         for file in self._key_files.values():
-            yield partial(watch_files, file, partial(self._file_changed, file))
+            yield watched(file, partial(self._file_changed, file))
         if self._policy is not None:
-            yield partial(watch_files, self._policy, partial(self._file_changed, self._policy))
+            yield watched(self._policy, partial(self._file_changed, self._policy))
 
     def _file_changed(self, file: KeyFile | WatchedPolicy) -> None:
         """Apply the new content of a file from the next request on."""

@@ -86,7 +86,7 @@ class ServerProcess:
             return 1
         watchdog = LoopWatchdog(loop, self._options.stall_seconds) if self._options.stall_seconds else None
         try:
-            background = start_background(self._components.background_work(server))
+            background = start_background(self._components.background_work(server), self._components.loops)
             await stop
             for task in background:
                 task.cancel()

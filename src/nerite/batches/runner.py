@@ -37,6 +37,7 @@ from nerite.batches.store import BatchStore, BatchTakenOver, ItemAnswerRow
 from nerite.core.errors import NeriteError
 from nerite.core.failures import report
 from nerite.core.item_attempt import new_attempt
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 
 _COMMIT_SECONDS: Final = 0.05
@@ -79,6 +80,7 @@ class BatchRunner:
 
         ``lease_seconds`` is how long the batches that ``store`` has claimed are this server's.
         """
+        self.loop = WorkLoop("batches", waiting=lambda: len(self.batches))
         self._store = store
         self._files = files
         self._executor = executor
@@ -134,6 +136,7 @@ class BatchRunner:
         while True:
             try:
                 await self._look()
+                self.loop.advanced()
             except NeriteError as error:  # the database or the disk fails
                 log.error(f"batches wait: {error.message}")
                 if time.monotonic() >= self._leased_until:

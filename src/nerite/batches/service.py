@@ -19,6 +19,7 @@ from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument
 from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
+from nerite.core.work_loop import WorkLoop
 from nerite.storage.database import Database, shown
 
 MAX_METADATA: Final = 16
@@ -102,6 +103,11 @@ class Batches:
         self.files.remove_others(self._store.file_names())
         seconds = limits.lease_seconds if shared else math.inf
         self.runner = BatchRunner(self._store, self.files, executor, limits.concurrency, weight_of, seconds)
+
+    @property
+    def loop(self) -> WorkLoop:
+        """Progress and dead letters of the batches."""
+        return self.runner.loop
 
     async def run(self) -> None:
         """Run batches until cancelled."""

@@ -11,8 +11,12 @@ import asyncio
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from nerite.core.background import BackgroundWork
+from nerite.core.work_loop import WorkLoop
 
 Finding = TypeVar("Finding")
 _POLL_SECONDS: Final = 0.5
@@ -73,9 +77,16 @@ def read_content(path: str, most: int) -> FileContent:
     return FileContent(data) if len(data) <= most else FileContent(b"", f"is larger than {most} bytes")
 
 
-async def watch_files(file: WatchedFile[Finding], changed: Callable[[], None]) -> None:
+async def watch_files(file: WatchedFile[Finding], changed: Callable[[], None], loop: WorkLoop) -> None:
     """Read a file periodically, and call ``changed`` after each change that counts."""
     while True:
         await asyncio.sleep(_POLL_SECONDS)
-        if file.see(await asyncio.to_thread(file.poll)):
-            changed()
+        with loop.step(file.path):
+            if file.see(await asyncio.to_thread(file.poll)):
+                changed()
+
+
+def watched(file: WatchedFile[Finding], changed: Callable[[], None]) -> BackgroundWork:
+    """Return the work of ``watch_files``, with a loop of its own."""
+    loop = WorkLoop("files", file.path)
+    return BackgroundWork(loop, partial(watch_files, file, changed, loop))

@@ -1,4 +1,4 @@
-"""Work beside the requests, on an event loop: what fails is reported and started again.
+"""Work beside the requests, on an event loop: what fails is reported and started again, and its progress is watched.
 
 An exception that nothing on the loop has caught becomes an incident, as in ``nerite.core.failures``.
 """
@@ -7,32 +7,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from nerite.core.failures import report
+from nerite.core.work_loop import WorkLoop, WorkLoops
 
-BackgroundWork: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-"""Starts work that runs as long as the process does."""
-
-_RESTART_DELAY: Final = 1.0
-"""Seconds before work that failed is started again."""
+_WATCH_SECONDS: Final = 1.0
 
 
-def start_background(works: Iterable[BackgroundWork]) -> list[asyncio.Task[None]]:
-    """Start each work as a task of the running loop; return the tasks, for their owner to cancel."""
+class BackgroundWork(NamedTuple):
+    """Work that runs as long as the process does."""
+
+    loop: WorkLoop
+    """Its progress."""
+    run: Callable[[], Coroutine[Any, Any, None]]
+
+
+def start_background(works: Iterable[BackgroundWork], loops: WorkLoops) -> list[asyncio.Task[None]]:
+    """Start each work as a task of the running loop, and watch their progress.
+
+    Adds their loops to ``loops``. Returns the tasks, for their owner to cancel.
+    """
+    tasks = []
     loop = asyncio.get_running_loop()
-    return [loop.create_task(_keep_running(work)) for work in works]
+    for work in works:
+        loops.add(work.loop)
+        tasks.append(loop.create_task(_keep_running(work)))
+    tasks.append(loop.create_task(_watch(loops)))
+    return tasks
 
 
 async def _keep_running(work: BackgroundWork) -> None:
     """Run work until it returns, and start it again after an unforeseen exception."""
     while True:
         try:
-            await work()
+            await work.run()
             return
         except Exception as error:
-            report("loop", error, "in background work")
-            await asyncio.sleep(_RESTART_DELAY)
+            report("loop", error, f"of {work.loop}")
+            await asyncio.sleep(work.loop.restarted(error))
+
+
+async def _watch(loops: WorkLoops) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        loops.watch()
 
 
 def report_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -94,6 +94,10 @@ class Internal(NeriteError):
     grpc_status = 13
 
 
+class RefusedData(Internal):
+    """A store refuses the values of a row, whenever it is written: only other values can be stored."""
+
+
 class Unsupported(NeriteError):
     """A valid request for a feature that the server does not support."""
 

@@ -14,10 +14,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
+from nerite.core.background import BackgroundWork
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.failures import report
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.devices import cuda, exchange
 from nerite.devices.cuda import CudaStream
 from nerite.devices.pools import DevicePool, PinnedPool
@@ -219,22 +222,30 @@ class Devices:
         """Return for how many seconds each GPU in use has not completed a call; 0 if it has completed all."""
         return {number: thread.busy_for() for number, thread in self._threads.items() if thread.used}
 
-    async def watch(self, stall_seconds: float) -> None:
-        """Log each call to a GPU that takes long, once, and its end; until cancelled. The argument is the flag."""
+    def watch(self, stall_seconds: float) -> BackgroundWork:
+        """Return what logs each call to a GPU that takes long, once, and its end. The argument is the flag."""
         limit = stall_seconds * _LONG
+        loop = WorkLoop("stalls", "GPUs", stall_seconds=STALL_SECONDS + 3 * limit / _CHECKS)
+        return BackgroundWork(loop, partial(self._watch, limit, loop))
+
+    async def _watch(self, limit: float, loop: WorkLoop) -> None:
         reported: set[int] = set()
         while True:
             await asyncio.sleep(limit / _CHECKS)
-            for number, waited in self.waits().items():
-                if waited > limit and number not in reported:
-                    reported.add(number)
-                    _log.error(
-                        "GPU %d has not completed a call for %.1f s: requests with tensors on it wait; see nvidia-smi",
-                        *(number, waited),
-                    )
-                elif waited <= limit and number in reported:
-                    reported.discard(number)
-                    _log.warning("GPU %d completes calls again", number)
+            with loop.step("calls"):
+                self._report_waits(limit, reported)
+
+    def _report_waits(self, limit: float, reported: set[int]) -> None:
+        for number, waited in self.waits().items():
+            if waited > limit and number not in reported:
+                reported.add(number)
+                _log.error(
+                    "GPU %d has not completed a call for %.1f s: requests with tensors on it wait; see nvidia-smi",
+                    *(number, waited),
+                )
+            elif waited <= limit and number in reported:
+                reported.discard(number)
+                _log.warning("GPU %d completes calls again", number)
 
     def close(self) -> None:
         """End the threads, and release the pools. What the process has left on the GPUs goes with it."""

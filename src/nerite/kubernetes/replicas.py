@@ -8,6 +8,7 @@ from typing import Final
 
 from nerite.cluster.kubernetes_names import ScaleTarget
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.kubernetes.api_client import ApiClient
 from nerite.observability.log import log
 from nerite.scheduling.backoff import ExponentialBackoff, jittered
@@ -39,6 +40,7 @@ class ReplicaActuator:
     def __init__(self, client: ApiClient, target: ScaleTarget) -> None:
         self._client = client
         self.target = target
+        self.loop = WorkLoop("autoscaling", str(target), stall_seconds=STALL_SECONDS + 3 * _CHECK_SECONDS)
         self._wanted: int | None = None
         self._changed = asyncio.Event()
 
@@ -61,6 +63,7 @@ class ReplicaActuator:
                 except NeriteError as error:
                     delay = jittered(backoff.failed(monotonic()))
                     log.warning(f"{self.target} is not scaled to {self._wanted}: {error.message}")
+            self.loop.advanced()
             await self._wait(delay)
 
     async def _apply(self, wanted: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nerite.core.errors import NeriteError
+from nerite.core.work_loop import WorkLoop
 from nerite.ledger import tables
 from nerite.ledger.meter import MeterSession, VersionMeter
 from nerite.ledger.row import LedgerRow, summed
@@ -61,6 +62,7 @@ class Ledger:
 
         ``level_of`` returns the class of a caller.
         """
+        self.loop = WorkLoop("ledger", waiting=lambda: self.waiting_rows)
         self._database = Database(location, [tables.LedgerSchema()])
         self._max_rows = max_rows
         self._rows: list[LedgerRow] = []
@@ -129,12 +131,14 @@ class Ledger:
                 self._bound()
 
     async def _try_flush(self) -> None:
-        try:
-            await self.flush()
-        except NeriteError as error:
-            if not self._failing:
-                _log.warning("%s. Rows are kept, and written when it works again", error.message)
-            self._failing = True
+        with self.loop.step("rows"):
+            try:
+                await self.flush()
+            except NeriteError as error:
+                if not self._failing:
+                    _log.warning("%s. Rows are kept, and written when it works again", error.message)
+                self._failing = True
+                raise
 
     async def flush(self) -> None:
         """Write all that is known now. Raises ``NeriteError``; nothing is lost then."""

@@ -22,6 +22,7 @@ from nerite.core.memory import OwnMemory
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.signature import Signature
+from nerite.core.work_loop import WorkLoop
 from nerite.devices.pools import PinnedPool
 from nerite.dispatch.dispatcher import Dispatcher
 from nerite.instances.instance import PROBE_PATIENCE, ModelInstance, OnReport, all_ready
@@ -529,6 +530,7 @@ class Auditor:
 
     def __init__(self, versions: Callable[[], Iterable[RunningVersion]]) -> None:
         """``versions`` returns the versions that run now."""
+        self.loop = WorkLoop("audit")
         self._versions = versions
 
     async def run(self) -> None:
@@ -537,6 +539,7 @@ class Auditor:
             await asyncio.sleep(PERIOD)
             for version in [*self._versions()]:
                 self.audit(version)
+            self.loop.advanced()
 
     def audit(self, version: RunningVersion) -> None:
         """Audit one version and report each finding."""

@@ -19,6 +19,7 @@ from nerite.config.options import RepositoryOptions
 from nerite.core.errors import NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.sizes import size_text
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.models.running_version import RunningVersion
 from nerite.repository.demand_figures import DemandFigures
 from nerite.repository.demand_survey import DemandSurvey, SurveyedModel, demanded
@@ -62,6 +63,7 @@ class OnDemandModels:
         self._measured = measured
         self._options = options
         self._loader = loader
+        self.loop = WorkLoop("demand", stall_seconds=STALL_SECONDS + 3 * _MEASURE_SECONDS)
         self.residency = ModelResidency(gauge.budget(options.host_budget, options.gpu_budget), options.load_threads)
         """Which models are in memory, and which are wanted."""
         self.figures = DemandFigures(self.residency)
@@ -186,10 +188,12 @@ class OnDemandModels:
         read_at = time.monotonic() + self._options.poll_secs
         while True:
             await asyncio.sleep(min(_MEASURE_SECONDS, self._options.poll_secs or _MEASURE_SECONDS))
-            await self._measure_all()
+            with self.loop.step("measurements"):
+                await self._measure_all()
             if self._options.poll_secs and time.monotonic() >= read_at:
-                self._follow(await self._in_loader(self._survey.read))
                 read_at = time.monotonic() + self._options.poll_secs
+                with self.loop.step("repositories"):
+                    self._follow(await self._in_loader(self._survey.read))
 
     async def close(self) -> None:
         """Begin nothing more, and keep the measurements."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from nerite.core.work_loop import WorkLoop
 from nerite.repository.catalogue import ModelFingerprint
 from nerite.repository.manager import ModelManager
 
@@ -77,6 +78,8 @@ class RepositoryWatch:
 _log = logging.getLogger("nerite.repository")
 _SETTLE_SECONDS: Final = SETTLE_NS / 1e9 + 0.01
 """Slightly longer than ``SETTLE_NS``, because timers may fire early."""
+_LONGEST_LOAD: Final = 900.0
+"""Seconds for which the models of one scan may load before the polling counts as stalled."""
 
 
 class Poller:
@@ -84,6 +87,7 @@ class Poller:
 
     def __init__(self, manager: ModelManager, seconds: float) -> None:
         """``seconds`` is the interval between scans while nothing changes."""
+        self.loop = WorkLoop("polling", stall_seconds=3 * seconds + _LONGEST_LOAD)
         self._manager = manager
         self._seconds = seconds
         self._watch = RepositoryWatch()
@@ -92,7 +96,8 @@ class Poller:
         """Scan and apply changes until cancelled."""
         while True:
             await asyncio.sleep(min(_SETTLE_SECONDS, self._seconds) if self._watch.restless else self._seconds)
-            await self._poll()
+            with self.loop.step("scan"):
+                await self._poll()
 
     async def _poll(self) -> None:
         manager = self._manager
@@ -104,4 +109,5 @@ class Poller:
         for name, error in await manager.load_all(name for _, name in findings.changed):
             _log.error("failed to reload '%s': %s", name, error.message)
         for model in findings.gone:
-            await manager.unload_one(records[model])
+            with self.loop.step(model[1]):
+                await manager.unload_one(records[model])

@@ -18,6 +18,7 @@ from uuid import uuid4
 from nerite.config.rollout_spec import RolloutSpec, spec_of
 from nerite.core.errors import Conflict, NeriteError, NotFound
 from nerite.core.failures import report
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.exposition import Page
 from nerite.observability.log import log
 from nerite.rollouts import metrics
@@ -68,6 +69,8 @@ class RolloutController:
         self._executor = executor
         self._clock = clock
         self._versions = RolloutVersions(server)
+        self.loop = WorkLoop("rollouts")
+        self.loop.on_discard = self._give_up
         self._records: dict[str, RolloutRecord] = {}
         self._declarations = Declarations(self._file_changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -120,13 +123,15 @@ class RolloutController:
             await asyncio.sleep(_TICK)
             self._ticks += 1
             for record in list(self._records.values()):
-                try:
-                    self._tick(record)
-                except Exception as error:  # the other rollouts go on
-                    report("loop", error, f"in the rollout of model '{record.model}'")
-            self._versions.free_stuck(self._clock())
-            self._follow_files()
-            self._declarations.see(await asyncio.to_thread(self._declarations.read))
+                if self.loop.admits(record.model):
+                    with self.loop.unit(record.model):
+                        self._tick(record)
+            with self.loop.step("the versions that are loaded"):
+                self._versions.free_stuck(self._clock())
+            with self.loop.step("the files of routes"):
+                self._follow_files()
+            with self.loop.step("the rollouts that configurations declare"):
+                self._declarations.see(await asyncio.to_thread(self._declarations.read))
 
     def close(self) -> None:
         """Save the evidence so far. Blocks."""
@@ -371,6 +376,12 @@ class RolloutController:
         text = "the version policy chooses the version that serves again"
         log.info(f"rollout of '{record.model}' cleared: {text}")
         return {"model": record.model, "state": "cleared", "text": text}
+
+    def _give_up(self, model: str) -> None:
+        """Abort a rollout that was set aside."""
+        record = self._records.get(model)
+        if record is not None and record.active is not None:
+            self._apply(record, record.active.rollout.supersede("an operator, who discarded it after it had failed"))
 
     # Files beside the models
 

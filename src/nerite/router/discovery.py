@@ -12,6 +12,7 @@ from nerite.cluster.addresses import MAX_MEMBERS, join_address, members_of_text,
 from nerite.cluster.settings import PoolSettings
 from nerite.config.watched_file import FileContent, WatchedFile, read_content, watch_files
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
+from nerite.core.work_loop import WorkLoop
 from nerite.kubernetes.endpoint_discovery import watch_endpoints
 from nerite.kubernetes.object_watch import ObjectWatch
 from nerite.observability.log import log
@@ -70,6 +71,8 @@ class Discovery:
         self._endpoints: ObjectWatch | None = None
         self._ray: RayMembers | None = None
         self._resolved: tuple[Member, ...] | None = None
+        followed = pool.source.file or pool.source.dns  # the others have connections of their own, which may be silent
+        self.loop = WorkLoop("discovery", f"pool '{pool.name}'", waiting=lambda: 1 if followed else 0)
 
     async def start(self) -> None:
         """Find the members for the first time. Raises ``NeriteError`` for a file with a mistake, or without Ray."""
@@ -99,14 +102,15 @@ class Discovery:
     async def run(self) -> None:
         """Follow changes until it is cancelled."""
         if self._file is not None:
-            await watch_files(self._file, self._file_changed)
+            await watch_files(self._file, self._file_changed, self.loop)
         if self._endpoints is not None:
             await self._endpoints.run()
         if self._ray is not None:
             await self._ray.run()
         while self._pool.source.dns:
             await asyncio.sleep(_RESOLVE_SECONDS)
-            await self._resolve()
+            with self.loop.step("the name"):
+                await self._resolve()
 
     def _file_changed(self) -> None:
         assert self._file is not None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from nerite.balancing.member import Member, ServerKind
+from nerite.core.background import BackgroundWork
 from nerite.core.failures import report
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.observability.log import log
 from nerite.repository.version_state import ASLEEP, ON_DEMAND
 from nerite.router.http_members import HttpMembers, MemberAnswer
@@ -180,12 +183,22 @@ class HealthChecks:
         """Check every member once."""
         await asyncio.gather(*(self._check_pool(pool) for pool in self._pools))
 
-    async def run(self, pool: RouterPool) -> None:
+    def works(self) -> Iterator[BackgroundWork]:
+        """Yield what checks members periodically. Without it nobody learns that a member is ready, or has failed."""
+        for pool in self._pools:
+            stall_seconds = STALL_SECONDS + 3 * pool.settings.health_interval
+            loop = WorkLoop("health", f"pool '{pool.name}'", essential=True, stall_seconds=stall_seconds)
+            yield BackgroundWork(loop, partial(self._run, pool, loop))
+        suspects = WorkLoop("health", "suspects", waiting=lambda: len(self._members.suspects), essential=True)
+        yield BackgroundWork(suspects, partial(self._run_suspects, suspects))
+
+    async def _run(self, pool: RouterPool, loop: WorkLoop) -> None:
         """Check the members of one pool until it is cancelled."""
         interval = pool.settings.health_interval
         while True:
             await asyncio.sleep(interval * random.uniform(1 - _JITTER, 1 + _JITTER))
             await self._check_pool(pool)
+            loop.advanced()
             names = {load.member.name for pool in self._pools for load in pool.balancer.members}
             self._members.keep(names)
             for name in [name for name in self._known if name not in names]:
@@ -193,7 +206,7 @@ class HealthChecks:
                 self._began.pop(name, None)
                 self._missed.pop(name, None)
 
-    async def run_suspects(self) -> None:
+    async def _run_suspects(self, loop: WorkLoop) -> None:
         """Check members that a request could not reach, each at most every half interval, until it is cancelled."""
         while True:
             await self._members.suspected.wait()
@@ -206,6 +219,7 @@ class HealthChecks:
                 for load in pool.balancer.members
                 if load.member.name == name
             ))  # fmt: skip
+            loop.advanced()
             await asyncio.sleep(min(pool.settings.health_interval for pool in self._pools) / 2)
 
     async def _check_pool(self, pool: RouterPool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nerite.balancing.member import Member
+from nerite.core.work_loop import WorkLoop
 from nerite.router.http_members import HttpMembers
 from nerite.router.pools import RouterPool
 
@@ -58,6 +59,7 @@ class MemoryReports:
         self._pool = pool
         self._members = members
         self._changed = changed
+        self.loop = WorkLoop("placement", f"memory of the members of pool '{pool.name}'")
         self._figures: dict[str, MemoryFigures] = {}
         """By member."""
 
@@ -77,11 +79,12 @@ class MemoryReports:
     async def run(self) -> None:
         """Read the pages repeatedly, until it is cancelled."""
         while True:
-            members = [load.member for load in self._pool.balancer.members if load.ready and load.member.metrics]
-            await asyncio.gather(*(self._read(member) for member in members))
-            known = {load.member.name for load in self._pool.balancer.members}
-            self._figures = {name: figures for name, figures in self._figures.items() if name in known}
-            self._changed()
+            with self.loop.step("members"):
+                members = [load.member for load in self._pool.balancer.members if load.ready and load.member.metrics]
+                await asyncio.gather(*(self._read(member) for member in members))
+                known = {load.member.name for load in self._pool.balancer.members}
+                self._figures = {name: figures for name, figures in self._figures.items() if name in known}
+                self._changed()
             await asyncio.sleep(_INTERVAL)
 
     async def _read(self, member: Member) -> None:

@@ -19,6 +19,7 @@ from nerite.balancing.model_placement import ModelPlacement, PlacementAction, Pl
 from nerite.cluster.settings import PlacedModel, PlacementSettings
 from nerite.core.failures import report
 from nerite.core.text import quoted_text
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 from nerite.router.health import HealthChecks
 from nerite.router.held_requests import HeldRequests
@@ -61,6 +62,7 @@ class PoolPlacement:
         """Without ``lease`` there is no other router, as far as this one knows."""
         assert pool.settings.placement is not None
         self.pool = pool
+        self.loop = WorkLoop("placement", f"pool '{pool.name}'")
         self.steps: Counter[tuple[str, str]] = Counter()
         """Orders by step, and by how they ended: ``done``, ``failed`` or ``lost``."""
         self._settings: PlacementSettings = pool.settings.placement
@@ -99,7 +101,8 @@ class PoolPlacement:
         """Decide repeatedly, until it is cancelled."""
         try:
             while True:
-                self._look(monotonic_ns())
+                with self.loop.step("models"):
+                    self._look(monotonic_ns())
                 await asyncio.sleep(_SHORTEST)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_INTERVAL - _SHORTEST):
@@ -109,9 +112,10 @@ class PoolPlacement:
             for task in self._orders:
                 task.cancel()
 
-    async def run_reports(self) -> None:
-        """Read what members report about their memory, until it is cancelled."""
-        await self._reports.run()
+    @property
+    def reports(self) -> MemoryReports:
+        """What members report about their memory."""
+        return self._reports
 
     def _hold_began(self, model: str) -> None:
         if not any(action.step is PlacementStep.LOAD and action.model == model for action in self._orders.values()):

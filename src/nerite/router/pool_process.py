@@ -12,9 +12,10 @@ from functools import partial
 
 from nerite.balancing.member import Member
 from nerite.cluster.settings import ClusterSettings
-from nerite.config.watched_file import watch_files
+from nerite.config.watched_file import watched
 from nerite.core.background import BackgroundWork, report_unhandled, start_background
 from nerite.core.errors import NeriteError
+from nerite.core.work_loop import WorkLoops
 from nerite.observability.log import log
 from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
@@ -30,6 +31,8 @@ class PoolProcess(ABC):
     def __init__(self, settings: ClusterSettings) -> None:
         """Raises ``InvalidArgument`` for a file of TLS that cannot be used."""
         self.settings = settings
+        self.loops = WorkLoops()
+        """What runs beside the requests."""
         self._stop_requested = asyncio.Event()
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
@@ -49,7 +52,7 @@ class PoolProcess(ABC):
         background: list[asyncio.Task[None]] = []
         try:
             await self.start()
-            background = start_background(self.background_work())
+            background = start_background(self.background_work(), self.loops)
             await self._stop_requested.wait()
             await self.stop()
         except NeriteError as error:
@@ -76,12 +79,11 @@ class PoolProcess(ABC):
 
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield what runs beside the requests; work that fails is reported and started again."""
-        for pool, discovery in zip(self.pools, self._discoveries, strict=True):
-            yield partial(self.health.run, pool)
-            yield discovery.run
-        yield self.health.run_suspects
+        yield from self.health.works()
+        for discovery in self._discoveries:
+            yield BackgroundWork(discovery.loop, discovery.run)
         for file in self.key_files:
-            yield partial(watch_files, file, partial(_key_changed, file))
+            yield watched(file, partial(_key_changed, file))
 
     async def find_members(self) -> None:
         """Find the members of all pools, and check each once. Raises ``NeriteError``."""

@@ -20,6 +20,7 @@ from nerite.balancing.member import Member
 from nerite.cluster.settings import RolloutSettings
 from nerite.config.rollout_spec import WhenLost
 from nerite.core.errors import Conflict, NeriteError
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 from nerite.rollouts.fleet import FleetRollout, Replica, newest_order
 from nerite.rollouts.fleet_counts import samples_of
@@ -42,6 +43,7 @@ class PoolRollout:
     ) -> None:
         self.pool = pool
         self.model = model
+        self.loop = WorkLoop("rollouts", f"model '{model}' of pool '{pool.name}'")
         self._spec = settings.models[model]
         self._when_lost = settings.unreachable
         self._members = members
@@ -68,7 +70,8 @@ class PoolRollout:
     async def run(self) -> None:
         """Lead, or wait until this router may, until it is cancelled."""
         while True:
-            await self.step()
+            with self.loop.step("members"):
+                await self.step()
             await asyncio.sleep(_INTERVAL)
 
     async def step(self) -> None:

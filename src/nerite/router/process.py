@@ -22,7 +22,7 @@ from nerite.batches.service import Batches, BatchLimits
 from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.open_ports import is_loopback
 from nerite.config.options import TlsOptions
-from nerite.config.watched_file import watch_files
+from nerite.config.watched_file import watched
 from nerite.core.background import BackgroundWork
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.ledger.ledger import Ledger
@@ -281,18 +281,18 @@ class RouterProcess(PoolProcess):
         """Yield the work for members, and the watch of the policy file."""
         yield from super().background_work()
         for placement in self._placements:
-            yield placement.run
-            yield placement.run_reports
-        yield self._scaling.run
+            yield BackgroundWork(placement.loop, placement.run)
+            yield BackgroundWork(placement.reports.loop, placement.reports.run)
+        yield BackgroundWork(self._scaling.loop, self._scaling.run)
         for rollout in self._rollouts:
-            yield rollout.run
+            yield BackgroundWork(rollout.loop, rollout.run)
         yield from self._replicas.background_work()
         if self._batches is not None:
-            yield self._batches.run
+            yield BackgroundWork(self._batches.loop, self._batches.run)
         if self._ledger is not None:
-            yield self._ledger.run
+            yield BackgroundWork(self._ledger.loop, self._ledger.run)
         if self._policy is not None:
-            yield partial(watch_files, self._policy, self._policy_changed)
+            yield watched(self._policy, self._policy_changed)
 
     def _policy_changed(self) -> None:
         """Apply the new content of the policy file from the next request on."""

@@ -37,7 +37,7 @@ class ReplicaScaling:
     def background_work(self) -> Iterator[BackgroundWork]:
         """Yield what runs beside the requests once it was started."""
         for actuator in self._actuators.values():
-            yield actuator.run
+            yield BackgroundWork(actuator.loop, actuator.run)
 
     def _changed(self, scaled: ScaledPool) -> None:
         if actuator := self._actuators.get(scaled.pool.name):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.autoscaling.scaler import PoolScaler
 from nerite.core.failures import report
+from nerite.core.work_loop import WorkLoop
 from nerite.router.pools import RouterPool
 
 _INTERVAL: Final = 1.0
@@ -62,6 +63,7 @@ class RouterScaling:
 
     def __init__(self, pools: Sequence[RouterPool]) -> None:
         self._pools = pools
+        self.loop = WorkLoop("autoscaling")
         self.scaled: Mapping[str, ScaledPool] = {
             pool.name: ScaledPool(pool, pool.settings.scaling) for pool in pools if pool.settings.scaling is not None
         }
@@ -94,8 +96,10 @@ class RouterScaling:
                 seconds = now - last[name]
                 if seconds >= _INTERVAL or scaled.wakes:
                     last[name] = now
-                    if scaled.observe(seconds, now):
-                        self.tell(scaled)
+                    with self.loop.step(f"pool '{name}'"):
+                        if scaled.observe(seconds, now):
+                            self.tell(scaled)
+            self.loop.advanced()
 
     def report(self) -> dict[str, Any]:
         """Return all pools with their members and load: the answer to ``GET /v2/pools``."""

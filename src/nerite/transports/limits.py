@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from nerite.core.errors import Exhausted
 from nerite.observability.exposition import Metric, MetricTable, Page
-from nerite.transports.unpacking import BackgroundThreads, BackgroundWork
+from nerite.transports.unpacking import BackgroundThreads, ThreadedWork
 
 # Connection table: decides which connections are closed to make room or because they are idle. Has no clock.
 
@@ -266,7 +266,7 @@ class TransportLimits:
         max_connections: int = 0,
         idle_seconds: float = 0,
         exit_keepalive: float = 0,
-        aside: BackgroundWork | None = None,
+        aside: ThreadedWork | None = None,
         bytes_setting: str = "--max-bytes-in-flight",
         connections_setting: str = "--max-connections",
     ) -> None:
@@ -276,7 +276,7 @@ class TransportLimits:
         self.connections = ConnectionTable(max_connections, idle_seconds)
         self.exit_keepalive = exit_keepalive
         """Seconds that an idle connection waits for a last request when the server stops."""
-        self.aside: BackgroundWork = BackgroundThreads() if aside is None else aside
+        self.aside: ThreadedWork = BackgroundThreads() if aside is None else aside
         # All labels start at zero, otherwise an alert would miss the first increase.
         self.refused: Counter[Refusal] = Counter(dict.fromkeys(get_args(Refusal), 0))
         """Requests refused while they arrived, by reason, not including those over the limit of bytes in flight."""

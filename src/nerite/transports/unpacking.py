@@ -84,7 +84,7 @@ _THREADS: Final = 2
 """More threads would compete with the event loop for the GIL."""
 
 
-class BackgroundWork(Protocol):
+class ThreadedWork(Protocol):
     """Runs work off the event loop."""
 
     def run(self, where: Where, work: Callable[[], T], then: Callable[[T | NeriteError], None]) -> None:

@@ -17,6 +17,7 @@ from nerite.core.errors import Internal, NeriteError, Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import InferenceRequest, RequestHeader, request_ids_of
 from nerite.core.response import InferenceResponse
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.instances.instance import Batch, Done, ModelInstance, OnReport, Part, ReadinessCheck
 from nerite.observability.custom_metrics import ReportedMetrics
 from nerite.scheduling.stall_detectors import EngineStallDetector, SlowBatchDetector
@@ -387,6 +388,7 @@ class SlowBatchMonitor:
         """``instances`` returns the current instances; ``stall_seconds`` is the flag."""
         self._instances = instances
         self._limit = stall_seconds * LONG
+        self.loop = WorkLoop("stalls", "batches", stall_seconds=STALL_SECONDS + 3 * self._limit / _CHECKS)
         self._watches: WeakKeyDictionary[RemoteInstance, SlowBatchDetector] = WeakKeyDictionary()
 
     async def run(self) -> None:
@@ -394,9 +396,10 @@ class SlowBatchMonitor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._limit / _CHECKS)
-            for instance in self._instances():
-                if isinstance(instance, RemoteInstance):
-                    self._check(instance, loop.time())
+            with self.loop.step("instances"):
+                for instance in self._instances():
+                    if isinstance(instance, RemoteInstance):
+                        self._check(instance, loop.time())
 
     def _check(self, instance: RemoteInstance, now: float) -> None:
         watch = self._watches.get(instance)
