@@ -122,7 +122,7 @@ def test_a_call_that_hangs_is_shown_and_logged_once(cuda_process: Any, caplog: p
     messages: list[str] = []
 
     async def test(devices: Devices) -> None:
-        watch = asyncio.create_task(devices.watch(0.01))
+        watch = asyncio.create_task(devices.watch(0.01).run())
         hung = asyncio.create_task(devices.thread(1).call(lambda _: went_on.wait(30)))
         assert await devices.thread(0).call(lambda _: "fine") == "fine"  # the other GPU works
         await until(lambda: "GPU 1 has not completed a call" in caplog.text)
