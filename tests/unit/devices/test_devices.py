@@ -108,8 +108,7 @@ def test_a_clients_memory_is_opened_once_and_closed_with_its_last_user(cuda_proc
         assert len(opened_here(cuda_process)) == 1
         del first, second
         gc.collect()
-        await devices.thread(0).call(lambda _: None)
-        assert not opened_here(cuda_process)
+        await until(lambda: not opened_here(cuda_process))
 
     with client:
         with_devices(test)
