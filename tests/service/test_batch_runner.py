@@ -466,7 +466,7 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pyte
             while not said:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
-            assert "batches wait: the database" in said[0]
+            assert "batches wait: the database of the batches failed" in said[0]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
             database.close()

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, RefusedData
+from nerite.core.failures import report
+from nerite.core.text import quoted_text
 from nerite.core.work_loop import WorkLoop
 from nerite.ledger import tables
 from nerite.ledger.meter import MeterSession, VersionMeter
@@ -82,6 +84,8 @@ class Ledger:
         self.written_rows = 0
         self.summed_rows = 0
         """Rows that were added to others."""
+        self.set_aside_rows = 0
+        """Rows that the database refused, whatever it was asked for."""
         self.failed_writes = 0
         wall_ns = time.time_ns() - time.monotonic_ns()
         self._meter_session = MeterSession(
@@ -183,23 +187,56 @@ class Ledger:
         return _Unwritten(rows, [*last, *running], times)
 
     async def _write(self, unwritten: _Unwritten) -> None:
-        def write(transaction: Transaction) -> int:
-            rows = unwritten.rows_to_write(self._max_rows)
-            tables.write(transaction, self._session, self._server, rows, unwritten.times)
-            return len(rows)
-
+        rows = unwritten.rows_to_write(self._max_rows)
         try:
-            written = await self._database.run(write)
+            written = await self._write_rows(rows, unwritten.times)
         except NeriteError:
             self.failed_writes += 1
             self._bound()
             raise
         self._unwritten = None
         self.written_rows += written
+        self.set_aside_rows += len(rows) - written
         self.summed_rows += len(unwritten.rows) + len(unwritten.singles) - written
         if self._failing:
             self._failing = False
             _log.info("the ledger is written again")
+
+    async def _write_rows(self, rows: list[LedgerRow], times: list[InstanceTime]) -> int:
+        """Write rows, in halves if they are refused, until those that are refused by themselves are found.
+
+        Return how many were written; the others are set aside. Raises ``NeriteError`` if the database does not work.
+        """
+        try:
+            await self._database.run(
+                lambda transaction: tables.write(transaction, self._session, self._server, rows, times)
+            )
+            return len(rows)
+        except Exception as error:
+            if isinstance(error, NeriteError) and not isinstance(error, RefusedData):
+                raise
+            refusal = error
+        if len(rows) > 1 or (rows and times):
+            half = len(rows) // 2
+            return (
+                await self._write_rows(rows[:half], [])
+                + await self._write_rows(rows[half:], [])
+                + (await self._write_rows([], times))
+            )
+        if rows:
+            await self._set_aside(rows[0], refusal)
+        else:
+            report("loop", refusal, f"of {self.loop}: {len(times)} times of instances are lost")
+        return 0
+
+    async def _set_aside(self, row: LedgerRow, refusal: Exception) -> None:
+        """Keep a row that the database refuses where it can be read, so that nothing is lost."""
+        reason = f"{type(refusal).__name__}: {refusal.__cause__ or refusal}"
+        _log.error("row %d of this session was set aside (ledger_dead_rows): %s", row.number, quoted_text(reason))
+        try:
+            await self._database.run(lambda transaction: tables.write_dead_row(transaction, self._session, row, reason))
+        except NeriteError as error:
+            _log.error("row %d could not be set aside either: %s. It was %r", row.number, error.message, row)
 
 
 LEDGER: Final = MetricTable[Ledger]((
@@ -209,6 +246,9 @@ LEDGER: Final = MetricTable[Ledger]((
     Metric("nerite_ledger_summed_rows_total", "counter",
            "Rows that were added to others of the same tenant and model, because too many waited",
            lambda it: it.summed_rows),
+    Metric("nerite_ledger_set_aside_rows_total", "counter",
+           "Rows that the database refused by themselves: they are in the table ledger_dead_rows",
+           lambda it: it.set_aside_rows),
     Metric("nerite_ledger_failed_writes_total", "counter",
            "Writes to the database that failed and were or will be repeated", lambda it: it.failed_writes),
     Metric("nerite_ledger_unaccounted_seconds", "gauge",

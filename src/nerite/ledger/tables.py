@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -53,6 +54,9 @@ _MIGRATIONS: Final = (
     """CREATE TABLE ledger_items (
         item TEXT PRIMARY KEY, session BIGINT NOT NULL, request_id TEXT NOT NULL, ended DOUBLE PRECISION NOT NULL)""",
     "CREATE INDEX ledger_items_ended ON ledger_items (ended)",
+    """CREATE TABLE ledger_dead_rows (
+        session BIGINT NOT NULL, number BIGINT NOT NULL, reason TEXT NOT NULL, content TEXT NOT NULL,
+        PRIMARY KEY (session, number))""",
 )
 
 
@@ -103,6 +107,16 @@ def write(
             (session, number, day, server, model, version, instance, since, until, idle_ns / 1e9, used_ns / 1e9)
             for number, model, version, instance, day, since, until, idle_ns, used_ns in times
         ],
+    )
+
+
+def write_dead_row(transaction: Transaction, session: int, row: LedgerRow, reason: str) -> None:
+    """Keep a row that could not be written, as JSON of ASCII characters, which every database can store."""
+    content = json.dumps({**row._asdict(), "key": row.key._asdict(), "amounts": row.amounts._asdict()}, default=str)
+    transaction.execute(
+        "INSERT INTO ledger_dead_rows VALUES (?, ?, ?, ?) ON CONFLICT (session, number) DO UPDATE SET "
+        "reason = excluded.reason, content = excluded.content",
+        (session, row.number, json.dumps(reason), content),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import sqlite3
 import threading
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.core.errors import InvalidArgument, RefusedData, Unavailable
 
 _T = TypeVar("_T")
+_log = logging.getLogger("nerite.storage")
 _BUSY_SECONDS: Final = 30.0
 """How long a statement waits for another process that writes."""
 _PATIENCE: Final = {
@@ -107,7 +109,10 @@ class Database:
         Raises ``InvalidArgument`` for a location that cannot be used, ``Unavailable`` for one that does not answer.
         """
         self.location = shown(location)
+        self._purpose = " and ".join(schema.name for schema in schemas)
         self._lock = threading.Lock()
+        self._problem = ""
+        """What the database said last, while it fails."""
         self._postgres = urlsplit(location).scheme in ("postgresql", "postgres")
         self._open = partial(_open_postgres if self._postgres else _open_sqlite, location)
         self._connection, self._errors = self._open()
@@ -125,7 +130,8 @@ class Database:
     def transaction(self) -> Iterator[Transaction]:
         """Give statements that are committed together at the end, or undone if anything raises.
 
-        Raises ``Unavailable`` for what the database says.
+        Raises ``RefusedData`` for values that the database cannot store, and ``Unavailable`` for anything else that it
+        says. Their messages go to clients, so what it said is in the log only: it may name hosts and users.
         """
         with self._lock:
             if self._postgres and self._connection.closed:
@@ -137,10 +143,23 @@ class Database:
                 self._connection.commit()
             except self._errors as error:
                 self._undo()
-                raise Unavailable(f"the database {self.location} failed: {_line(error)}") from error
+                self._say(_line(error))
+                text = f"the database of the {self._purpose} failed: see the server's log"
+                raise (RefusedData if _is_refusal(error) else Unavailable)(text) from error
+            except (OverflowError, UnicodeEncodeError) as error:  # of parameters, before the database sees them
+                self._undo()
+                raise RefusedData(f"the database of the {self._purpose} refuses a value: {error}") from error
             except BaseException:
                 self._undo()
                 raise
+            if self._problem:
+                self._problem = ""
+                _log.info("the database %s works again", self.location)
+
+    def _say(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            _log.error("the database %s failed: %s", self.location, problem)
 
     def _undo(self) -> None:
         with contextlib.suppress(*self._errors):
@@ -215,6 +234,17 @@ def _open_postgres(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
         return psycopg.connect(location, **settings), (psycopg.Error,)
     except psycopg.Error as error:
         raise Unavailable(f"cannot connect to the database {shown(location)}: {_line(error)}") from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether an error of SQLite or PostgreSQL is about the values of a statement, whenever it is executed."""
+    names = {each.__name__ for each in type(error).__mro__}
+    if names & {"DataError", "IntegrityError"}:
+        return True
+    # Types of parameters that cannot be bound. PostgreSQL's own errors of this class are subclasses: a missing table.
+    return type(error).__name__ in ("InterfaceError", "ProgrammingError") and (
+        "binding parameter" in str(error) or "cannot adapt type" in str(error)
+    )
 
 
 def _line(error: Exception) -> str:
