@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import pytest
 
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
+from nerite.batches.runner import BatchRunner
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import BatchLease, BatchStore, PageRequest
-from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
+from nerite.batches.store import BatchLease, BatchStore, ItemAnswerRow, PageRequest
+from nerite.core.errors import Conflict, InvalidArgument, NotFound, RefusedData, TooLarge
 from nerite.core.item_attempt import item_of
-from nerite.observability.log import log
 from nerite.storage.database import Database
 from postgres_server import postgres_server
 
@@ -448,9 +448,7 @@ def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "error", said.append)
+def test_batches_wait_while_the_database_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     async def run() -> None:
         executor = Executor()
@@ -463,13 +461,217 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pyte
             await home.under_way(2)
             executor.answer(2)
             deadline = time.monotonic() + 30
-            while not said:
+            while "batches: 'answers' waits: the database of the batches failed" not in caplog.text:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
-            assert "batches wait: the database of the batches failed" in said[0]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
             database.close()
             assert (await home.until(batch.id, ended)).completed == 3
 
+    asyncio.run(run())
+
+
+# One batch that cannot be handled keeps no other from its turn.
+
+POISON = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"llm","x":%s}}\n'
+
+
+def nested(levels: int) -> bytes:
+    return POISON % (b"[" * levels + b"]" * levels)
+
+
+def test_items_that_could_not_be_written_are_refused_at_the_upload(tmp_path: Path) -> None:
+    async def run() -> None:
+        executor = Executor()
+        async with house(tmp_path / "batches.db", executor) as home:
+            with pytest.raises(InvalidItems, match=r"Line 1: 'body' is nested too deeply\."):
+                await home.batches.upload("alice", "in.jsonl", "batch", nested(300))
+            await home.batches.upload("alice", "in.jsonl", "batch", nested(200))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", [nested(300), POISON[:40], b"", b"\xff" * 400])
+def test_a_file_that_was_damaged_fails_its_items_alone(tmp_path: Path, content: bytes) -> None:
+    """As files that an earlier release has accepted, or that somebody has shortened; also after a restart."""
+
+    async def run(restart: bool) -> None:
+        executor = Executor()
+        if not restart:
+            executor.capacity = 0
+        async with house(tmp_path / "batches.db", executor) as home:
+            if not restart:
+                file = await home.batches.upload("alice", "in.jsonl", "batch", nested(1))
+                batch = await home.batches.create("alice", NewBatch(file.id, URL, "1h", {}))
+                await home.until(batch.id, lambda now: now.status is BatchStatus.IN_PROGRESS, "alice")
+                (home.batches.files.path / file.id).write_bytes(content)
+                names.append(batch.id)
+                return
+            executor.answers = good
+            bob = await home.create(3, tenant="bob")
+            assert (await home.until(bob.id, ended, "bob")).completed == 3
+            record = await home.until(names[0], ended, "alice")
+            assert (record.status, record.failed, record.completed) == (BatchStatus.COMPLETED, 1, 0)
+            (line,) = await home.content(record.error_file_id, "alice")
+            assert line["error"]["code"] == "damaged_input"
+
+    names: list[str] = []
+    for restart in (False, True):
+        asyncio.run(run(restart))
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "validate": (BatchRunner, "_validate"),
+    "load": (BatchRunner, "_load"),
+    "plan": (BatchRunner, "_plan"),
+    "end": (BatchRunner, "_end"),
+    "write": (BatchRunner, "_write"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_exception_in_a_step_of_one_batch_sets_that_batch_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    where, name = STEPS[step]
+    real = getattr(where, name)
+
+    def planted(self: BatchRunner, batch: Any, *rest: Any) -> Any:
+        record = getattr(batch, "record", batch)
+        if poisoned and record.tenant == "alice":
+            raise TypeError("Recursion limit reached")
+        return real(self, batch, *rest)
+
+    async def coroutine(self: BatchRunner, batch: Any, *rest: Any, **named: Any) -> Any:
+        record = getattr(batch, "record", batch)
+        if poisoned and record.tenant == "alice":
+            raise TypeError("Recursion limit reached")
+        return await real(self, batch, *rest, **named)
+
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = good
+        async with house(tmp_path / "batches.db", executor) as home:
+            loop = home.batches.loop
+            alice = await home.create(3, tenant="alice")
+            bob = await home.create(3, tenant="bob")
+            assert (await home.until(bob.id, ended, "bob")).completed == 3
+            await home.until(alice.id, lambda now: bool(now.errors), "alice")
+            (letter,) = loop.dead_letters
+            assert (letter.tenant, alice.id in letter.unit) == ("alice", True)
+            told = await home.batches.batch("alice", alice.id)
+            assert (told.status.is_end, told.errors[0]["code"]) == (False, "set_aside")
+            assert "incident" in told.errors[0]["message"]
+            more = await home.create(2, tenant="bob")
+            assert (await home.until(more.id, ended, "bob")).completed == 2
+            poisoned.clear()
+            loop.retry(letter.unit)
+            assert (await home.until(alice.id, ended, "alice")).completed == 3
+            assert loop.dead_letters == []
+
+    poisoned = [True]
+    monkeypatch.setattr(where, name, coroutine if asyncio.iscoroutinefunction(real) else planted)
+    asyncio.run(run())
+
+
+def test_an_operator_discards_a_batch_that_was_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def planted(self: BatchRunner, batch: Any) -> None:
+        raise TypeError
+
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor()) as home:
+            batch = await home.create(1, tenant="alice")
+            await home.until(batch.id, lambda now: bool(now.errors), "alice")
+            home.batches.loop.discard(batch.id)
+            record = await home.until(batch.id, ended, "alice")
+            assert (record.status, record.errors[0]["code"]) == (BatchStatus.FAILED, "set_aside")
+            assert home.batches.loop.dead_letters == []
+
+    monkeypatch.setattr(BatchRunner, "_validate", planted)
+    asyncio.run(run())
+
+
+def test_a_batch_that_was_set_aside_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def planted(self: BatchRunner, batch: Any) -> None:
+        raise TypeError
+
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor()) as home:
+            batch = await home.create(1, tenant="alice")
+            await home.until(batch.id, lambda now: bool(now.errors), "alice")
+            await home.batches.cancel("alice", batch.id)
+            assert (await home.until(batch.id, ended, "alice")).status is BatchStatus.CANCELLED
+
+    monkeypatch.setattr(BatchRunner, "_load", planted)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", ["_claim", "_sweep"])
+def test_an_exception_in_a_step_of_the_loop_stops_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def planted(self: BatchRunner, *_: Any) -> None:
+        raise TypeError
+
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = good
+        async with house(tmp_path / "batches.db", executor) as home:
+            first = await home.create(1)  # which shows that the leases are there
+            await home.until(first.id, ended)
+            monkeypatch.setattr(BatchRunner, step, planted)
+            batch = await home.create(3)
+            assert (await home.until(batch.id, ended)).completed == 3
+            assert [*home.batches.loop.failing] == [{"_claim": "leases", "_sweep": "expired files"}[step]]
+
+    monkeypatch.setattr("nerite.batches.runner._SWEEP_SECONDS", 0.0)
+    asyncio.run(run())
+
+
+def test_an_executor_that_raises_fails_the_item_after_three_attempts(tmp_path: Path) -> None:
+    async def run() -> None:
+        executor = Executor()
+
+        def answers(item: ItemRequest) -> ItemAnswer:
+            if Executor.name(item) == "1":
+                raise ZeroDivisionError
+            return good(item)
+
+        executor.answers = answers
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(3)
+            record = await home.until(batch.id, ended)
+            assert (record.completed, record.failed) == (2, 1)
+            (line,) = await home.content(record.error_file_id)
+            assert "incident" in line["response"]["body"]["text"]
+            assert home.batches.runner.under_way == 0
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_the_database_refuses_fails_its_item_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = BatchStore.commit
+
+    async def refusing(self: BatchStore, answers: Sequence[ItemAnswerRow]) -> set[str]:
+        if any(b"too big" in row.answer for row in answers):
+            raise RefusedData("string or blob too big")
+        return await real(self, answers)
+
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = lambda item: (
+            ItemAnswer(200, b'{"to": "too big"}') if Executor.name(item) in ("3", "4", "90") else good(item)
+        )
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(100)
+            record = await home.until(batch.id, ended)
+            assert (record.completed, record.failed) == (97, 3)
+            errors = await home.content(record.error_file_id)
+            assert [line["custom_id"] for line in errors] == ["item-3", "item-4", "item-90"]
+            assert {line["error"]["code"] for line in errors} == {"invalid_answer"}
+
+    monkeypatch.setattr(BatchStore, "commit", refusing)
     asyncio.run(run())

@@ -8,12 +8,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import BinaryIO, Final, NamedTuple
 
 from nerite.batches.file_directory import FileDirectory
 from nerite.batches.items import InvalidItems, is_endpoint, read_items
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
-from nerite.batches.runner import BatchRunner, new_file_id
+from nerite.batches.runner import SET_ASIDE, BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
 from nerite.batches.store import BatchLease, BatchStore, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument
@@ -194,7 +195,16 @@ class Batches:
 
     async def batch(self, tenant: str, name: str) -> BatchRecord:
         """Return a batch. Raises ``NotFound``."""
-        return await self._store.batch(tenant, name)
+        return self._told(await self._store.batch(tenant, name))
+
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """Return a batch with why it was set aside, if it was."""
+        for letter in self.loop.dead_letters:
+            if record.id in letter.unit and not record.status.is_end:
+                text = f"{letter.text}. It can be cancelled; an operator can have it tried again"
+                error = {"code": SET_ASIDE, "message": text, "param": None, "line": None}
+                return replace(record, errors=[*record.errors, error])
+        return record
 
     async def list_batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""

@@ -37,6 +37,7 @@ class ItemAnswerRow(NamedTuple):
     state: ItemState
     answer: bytes
     """Its line of an output file."""
+    custom_id: str = ""
 
 
 class BatchTakenOver(NeriteError):

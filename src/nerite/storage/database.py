@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import sqlite3
 import threading
@@ -35,6 +36,8 @@ _PATIENCE: Final = {
     "tcp_user_timeout": 30_000,
 }
 """How PostgreSQL's client notices that a host has vanished without a word, unless the location says otherwise."""
+_SAME_SECONDS: Final = 60.0
+"""Time after which a problem of the database is logged again."""
 _MIGRATION_LOCK: Final = 0x4E657269
 """Number of PostgreSQL's lock under which one server at a time creates tables."""
 _VERSIONS: Final = "CREATE TABLE IF NOT EXISTS schema_versions (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
@@ -111,8 +114,8 @@ class Database:
         self.location = shown(location)
         self._purpose = " and ".join(schema.name for schema in schemas)
         self._lock = threading.Lock()
-        self._problem = ""
-        """What the database said last, while it fails."""
+        self._said: dict[str, float] = {}
+        """When each problem was logged last."""
         self._postgres = urlsplit(location).scheme in ("postgresql", "postgres")
         self._open = partial(_open_postgres if self._postgres else _open_sqlite, location)
         self._connection, self._errors = self._open()
@@ -152,13 +155,13 @@ class Database:
             except BaseException:
                 self._undo()
                 raise
-            if self._problem:
-                self._problem = ""
-                _log.info("the database %s works again", self.location)
 
     def _say(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
+        """Log what the database says, and the same again after a while only."""
+        now = time.monotonic()
+        if now - self._said.get(problem, -math.inf) >= _SAME_SECONDS:
+            self._said = {text: at for text, at in self._said.items() if now - at < _SAME_SECONDS}
+            self._said[problem] = now
             _log.error("the database %s failed: %s", self.location, problem)
 
     def _undo(self) -> None:
