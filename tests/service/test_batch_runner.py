@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from nerite.batches.deadline_planner import DeadlinePlanner
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
-from nerite.batches.runner import BatchRunner
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
 from nerite.batches.store import BatchLease, BatchStore, ItemAnswerRow, PageRequest
@@ -521,12 +521,29 @@ def test_a_file_that_was_damaged_fails_its_items_alone(tmp_path: Path, content: 
         asyncio.run(run(restart))
 
 
+class Fault:
+    """Raises in a method of the store or the planner for the first batch that it is called for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
+        self.batch = ""
+        self.planted = True
+        real = getattr(where, name)
+
+        def method(owner: object, batch: str, *rest: Any, **named: Any) -> Any:
+            self.batch = self.batch or batch
+            if self.planted and batch == self.batch:
+                raise TypeError("Recursion limit reached")
+            return real(owner, batch, *rest, **named)
+
+        monkeypatch.setattr(where, name, method)
+
+
 STEPS: dict[str, tuple[type, str]] = {
-    "validate": (BatchRunner, "_validate"),
-    "load": (BatchRunner, "_load"),
-    "plan": (BatchRunner, "_plan"),
-    "end": (BatchRunner, "_end"),
-    "write": (BatchRunner, "_write"),
+    "validate": (BatchStore, "begin"),
+    "load": (BatchStore, "load_items"),
+    "plan": (DeadlinePlanner, "add"),
+    "write": (BatchStore, "answers"),
+    "finish": (BatchStore, "finish"),
 }
 
 
@@ -534,51 +551,29 @@ STEPS: dict[str, tuple[type, str]] = {
 def test_an_exception_in_a_step_of_one_batch_sets_that_batch_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    where, name = STEPS[step]
-    real = getattr(where, name)
-
-    def planted(self: BatchRunner, batch: Any, *rest: Any) -> Any:
-        record = getattr(batch, "record", batch)
-        if poisoned and record.tenant == "alice":
-            raise TypeError("Recursion limit reached")
-        return real(self, batch, *rest)
-
-    async def coroutine(self: BatchRunner, batch: Any, *rest: Any, **named: Any) -> Any:
-        record = getattr(batch, "record", batch)
-        if poisoned and record.tenant == "alice":
-            raise TypeError("Recursion limit reached")
-        return await real(self, batch, *rest, **named)
-
     async def run() -> None:
         executor = Executor()
         executor.answers = good
         async with house(tmp_path / "batches.db", executor) as home:
             loop = home.batches.loop
             alice = await home.create(3, tenant="alice")
-            bob = await home.create(3, tenant="bob")
-            assert (await home.until(bob.id, ended, "bob")).completed == 3
-            await home.until(alice.id, lambda now: bool(now.errors), "alice")
-            (letter,) = loop.dead_letters
-            assert (letter.tenant, alice.id in letter.unit) == ("alice", True)
-            told = await home.batches.batch("alice", alice.id)
+            told = await home.until(alice.id, lambda now: bool(now.errors), "alice")
             assert (told.status.is_end, told.errors[0]["code"]) == (False, "set_aside")
             assert "incident" in told.errors[0]["message"]
-            more = await home.create(2, tenant="bob")
-            assert (await home.until(more.id, ended, "bob")).completed == 2
-            poisoned.clear()
+            (letter,) = loop.dead_letters
+            assert (letter.tenant, alice.id in letter.unit) == ("alice", True)
+            bob = await home.create(3, tenant="bob")
+            assert (await home.until(bob.id, ended, "bob")).completed == 3
+            fault.planted = False
             loop.retry(letter.unit)
             assert (await home.until(alice.id, ended, "alice")).completed == 3
             assert loop.dead_letters == []
 
-    poisoned = [True]
-    monkeypatch.setattr(where, name, coroutine if asyncio.iscoroutinefunction(real) else planted)
+    fault = Fault(monkeypatch, *STEPS[step])
     asyncio.run(run())
 
 
 def test_an_operator_discards_a_batch_that_was_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def planted(self: BatchRunner, batch: Any) -> None:
-        raise TypeError
-
     async def run() -> None:
         async with house(tmp_path / "batches.db", Executor()) as home:
             batch = await home.create(1, tenant="alice")
@@ -588,14 +583,11 @@ def test_an_operator_discards_a_batch_that_was_set_aside(tmp_path: Path, monkeyp
             assert (record.status, record.errors[0]["code"]) == (BatchStatus.FAILED, "set_aside")
             assert home.batches.loop.dead_letters == []
 
-    monkeypatch.setattr(BatchRunner, "_validate", planted)
+    Fault(monkeypatch, BatchStore, "begin")
     asyncio.run(run())
 
 
 def test_a_batch_that_was_set_aside_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def planted(self: BatchRunner, batch: Any) -> None:
-        raise TypeError
-
     async def run() -> None:
         async with house(tmp_path / "batches.db", Executor()) as home:
             batch = await home.create(1, tenant="alice")
@@ -603,15 +595,15 @@ def test_a_batch_that_was_set_aside_can_be_cancelled(tmp_path: Path, monkeypatch
             await home.batches.cancel("alice", batch.id)
             assert (await home.until(batch.id, ended, "alice")).status is BatchStatus.CANCELLED
 
-    monkeypatch.setattr(BatchRunner, "_load", planted)
+    Fault(monkeypatch, BatchStore, "load_items")
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("step", ["_claim", "_sweep"])
+@pytest.mark.parametrize(("method", "step"), [("claim", "leases"), ("remove_expired_files", "expired files")])
 def test_an_exception_in_a_step_of_the_loop_stops_no_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: str
 ) -> None:
-    async def planted(self: BatchRunner, *_: Any) -> None:
+    async def planted(store: BatchStore, *_: Any) -> None:
         raise TypeError
 
     async def run() -> None:
@@ -620,12 +612,17 @@ def test_an_exception_in_a_step_of_the_loop_stops_no_batch(
         async with house(tmp_path / "batches.db", executor) as home:
             first = await home.create(1)  # which shows that the leases are there
             await home.until(first.id, ended)
-            monkeypatch.setattr(BatchRunner, step, planted)
+            if method == "claim":
+                monkeypatch.setattr(BatchStore, method, planted)
             batch = await home.create(3)
             assert (await home.until(batch.id, ended)).completed == 3
-            assert [*home.batches.loop.failing] == [{"_claim": "leases", "_sweep": "expired files"}[step]]
+            deadline = time.monotonic() + 30
+            while [*home.batches.loop.failing] != [step]:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
 
-    monkeypatch.setattr("nerite.batches.runner._SWEEP_SECONDS", 0.0)
+    if method != "claim":
+        monkeypatch.setattr(BatchStore, method, planted)
     asyncio.run(run())
 
 

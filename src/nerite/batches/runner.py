@@ -44,6 +44,7 @@ from nerite.observability.log import log
 SET_ASIDE: Final = "set_aside"
 """Code of the error of a batch that has raised something unforeseen twice."""
 _END: Final = "end of "
+_FILES: Final = "expired files"
 _COMMIT_SECONDS: Final = 0.05
 """Time for which answers are gathered for one commit."""
 _LOOK_SECONDS: Final = 1.0
@@ -166,7 +167,8 @@ class BatchRunner:
             if self.loop.admits(unit):
                 with self.loop.unit(unit, batch.record.tenant):
                     await self._advance(batch)
-        await self._step("expired files", self._sweep)
+        if time.time() - self._swept_at > _SWEEP_SECONDS and self.loop.admits(_FILES):
+            await self._step(_FILES, self._sweep)
         return True
 
     async def _step(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
@@ -440,12 +442,11 @@ class BatchRunner:
         return rows, await self._store.commit(rows)
 
     async def _sweep(self) -> None:
-        """Remove expired files, once a minute."""
+        """Remove expired files."""
         now = time.time()
-        if now - self._swept_at > _SWEEP_SECONDS:
-            self._swept_at = now
-            names = await self._store.remove_expired_files(now)
-            await asyncio.to_thread(self._files.remove, names)
+        names = await self._store.remove_expired_files(now)
+        await asyncio.to_thread(self._files.remove, names)
+        self._swept_at = now
 
     # Items
 
