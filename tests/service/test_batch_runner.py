@@ -18,7 +18,7 @@ from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
 from nerite.batches.store import BatchLease, BatchStore, ItemAnswerRow, PageRequest
-from nerite.core.errors import Conflict, InvalidArgument, NotFound, RefusedData, TooLarge
+from nerite.core.errors import Conflict, InvalidArgument, NotFound, QuotaExceeded, RefusedData, TooLarge
 from nerite.core.item_attempt import item_of
 from nerite.storage.database import Database
 from postgres_server import postgres_server
@@ -366,14 +366,18 @@ def test_tenants_do_not_see_each_others_files_and_batches(tmp_path: Path) -> Non
 
 def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
     async def run() -> None:
-        limits = BatchLimits(storage_bytes=3 * len(lines(2)))
+        limits = BatchLimits(storage_bytes=6 * len(lines(2)))
         async with house(tmp_path / "batches.db", Executor(), limits) as home:
             batch = await home.create(2)
             with pytest.raises(Conflict, match="is the input of batch"):
                 await home.batches.delete_file("acme", batch.input_file_id)
             other = await home.batches.upload("acme", "x", "user_data", b"data")
             with pytest.raises(TooLarge, match="batch-storage-bytes"):
-                await home.batches.upload("acme", "in.jsonl", "batch", lines(10))
+                await home.batches.upload("acme", "in.jsonl", "batch", lines(20))
+            with pytest.raises(QuotaExceeded, match=r"tenant .acme. has \d+ bytes of files, and may have no more than"):
+                await home.batches.upload("acme", "in.jsonl", "batch", lines(8))
+            kept.append((await home.batches.upload("bob", "in.jsonl", "batch", lines(4))).id)
+            assert len(list(home.batches.files.path.iterdir())) == 4  # with the lock: what was refused was not written
             with pytest.raises(Conflict, match="must be 'batch'"):
                 await home.batches.create("acme", NewBatch(other.id, URL, "1h", {}))
             await home.batches.delete_file("acme", other.id)
@@ -671,4 +675,35 @@ def test_an_answer_that_the_database_refuses_fails_its_item_alone(
             assert {line["error"]["code"] for line in errors} == {"invalid_answer"}
 
     monkeypatch.setattr(BatchStore, "commit", refusing)
+    asyncio.run(run())
+
+
+def test_no_tenant_takes_all_batches_or_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have as many as are left free; without a policy, all of them."""
+
+    async def fill(home: House, tenant: str, items: int) -> int:
+        file = await home.batches.upload(tenant, "in.jsonl", "batch", lines(items))
+        for count in range(1000):
+            try:
+                await home.batches.create(tenant, NewBatch(file.id, URL, "30d", {}))
+            except (QuotaExceeded, Conflict) as error:
+                said.append(error.message)
+                return count
+        raise AssertionError
+
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
+            assert [await fill(home, tenant, 1) for tenant in ("alice", "bob", "carol", "")] == [10, 5, 3, 2]
+            assert said[0] == (
+                "tenant 'alice' has 10 batches that have not ended, and may have no more than are free: 10 of 20. "
+                "Wait for a batch, or cancel one"
+            )
+            assert said[-1] == "20 batches have not ended: wait for one, or cancel one"
+        async with house(tmp_path / "items.db", Executor(capacity=0)) as home:
+            assert [await fill(home, tenant, 10) for tenant in ("alice", "bob", "")] == [5, 3, 2]
+            assert "items without an answer" in said[-3] and "the batch has 10 items" in said[-1]
+
+    said: list[str] = []
+    monkeypatch.setattr("nerite.batches.store.MAX_OPEN", 20)
+    monkeypatch.setattr("nerite.batches.store.MAX_OPEN_ITEMS", 100)
     asyncio.run(run())

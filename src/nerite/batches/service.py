@@ -17,7 +17,7 @@ from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRe
 from nerite.batches.runner import SET_ASIDE, BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
 from nerite.batches.store import BatchLease, BatchStore, PageRequest
-from nerite.core.errors import Conflict, InvalidArgument
+from nerite.core.errors import InvalidArgument
 from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
 from nerite.core.work_loop import WorkLoop
@@ -26,8 +26,6 @@ from nerite.storage.database import Database, shown
 MAX_METADATA: Final = 16
 _MAX_KEY: Final = 64
 _MAX_TEXT: Final = 512
-MAX_OPEN: Final = 1000
-"""Batches that have not ended."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST: Final = 30 * 86400
@@ -129,21 +127,25 @@ class Batches:
         now = time.time()
         until = None if expires_seconds is None else now + expires_seconds
         record = FileRecord(new_file_id(), tenant, name, purpose, len(content), now, until)
+        await self._store.check_room(record, self._limits.storage_bytes)
         await asyncio.to_thread(self.files.write, record.id, content)
         try:
             if purpose == "batch":
-                await asyncio.to_thread(self._check_items, record.id)
+                items = await asyncio.to_thread(self._count_items, record.id)
+                record = replace(record, items=items)
             await self._store.add_file(record, self._limits.storage_bytes)
         except BaseException:
             await asyncio.to_thread(self.files.remove, [record.id])
             raise
         return record
 
-    def _check_items(self, name: str) -> None:
+    def _count_items(self, name: str) -> int:
+        """Return the number of items in a file. Raises ``InvalidItems``."""
         with self.files.open(name) as file:
             found = read_items(file)
         if found.mistakes:
             raise InvalidItems(found.mistakes[0])
+        return len(found.items)
 
     async def file(self, tenant: str, name: str) -> FileRecord:
         """Return a file. Raises ``NotFound``."""
@@ -174,8 +176,6 @@ class Batches:
                 "/v2/models/NAME/infer."
             )
         _check_metadata(new.metadata)
-        if len(self.runner.batches) >= MAX_OPEN:
-            raise Conflict(f"{MAX_OPEN} batches have not ended: wait for one, or cancel one")
         now = time.time()
         batch = BatchRecord(
             new_batch_id(),
