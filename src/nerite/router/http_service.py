@@ -147,7 +147,8 @@ class RouterService:
         streams = target.streams
         sequence, stored_at = SequenceFacts(), ""
         if target.kind in (BodyKind.OPENAI, BodyKind.FORM):
-            facts = form_facts(body) if target.kind is BodyKind.FORM else openai_facts(body)
+            form = target.kind is BodyKind.FORM
+            facts = form_facts(body, target.media_type) if form else openai_facts(body)
             model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
             session, stored_at = session or facts.user, tag_in(facts.continues)
         else:

@@ -26,6 +26,8 @@ from nerite.transports.http.reply import Reply
 
 _POSTED: Final = ("POST",)
 """Methods of paths under ``/v1`` that the cluster file adds."""
+_ONCE: Final = ("content-type", "content-encoding", "inference-header-content-length")
+"""Headers on whose value router and member must agree."""
 _MODELS: Final = "/v1/models/"
 _ENCODED_SLASH: Final = re.compile("%2[Ff]")
 _LOAD_FORMAT: Final = FORMAT.decode()
@@ -94,6 +96,8 @@ class RouteTarget(NamedTuple):
     """Size of the JSON part of a body; -1: the whole."""
     coding: str = ""
     """Content coding of the body."""
+    media_type: str = ""
+    """Content type of the body, with its parameters."""
     repeatable: bool = True
     bodiless: bool = False
     """The response has no body, as for HEAD."""
@@ -238,6 +242,7 @@ class HttpTargets:
     def _passed(
         self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
     ) -> RouteTarget:
+        _check_once(head)
         get = access.texts(head.headers.get)
         report = kind in (BodyKind.TEXT, BodyKind.OPENAI, BodyKind.FORM)
         wanted = head.headers.get(_LOAD_FORMAT, "")
@@ -261,6 +266,7 @@ class HttpTargets:
             anthropic=routes.is_anthropic(head.path),
             json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,
             coding=head.headers.get("content-encoding", "").lower(),
+            media_type=head.headers.get("content-type", ""),
             repeatable=repeatable,
             bodiless=head.method == "HEAD",
             passes_load=bool(wanted),
@@ -277,6 +283,13 @@ def _check_path(path: str) -> None:
     plain = _ENCODED_SLASH.sub("/", path) if path.startswith(_MODELS) else path
     if mistake := target_error(plain):
         raise InvalidArgument(f"the path of the request {mistake}: the router does not pass it on")
+
+
+def _check_once(head: RequestHead) -> None:
+    """Raise ``InvalidArgument`` if what says how to read the body occurs twice."""
+    seen = [key for name, _ in head.fields if (key := name.lower()) in _ONCE]
+    if len(seen) > len(set(seen)):
+        raise InvalidArgument(f"a header occurs twice that says how to read the body; these are {', '.join(_ONCE)}")
 
 
 def _class_line(head: RequestHead) -> bytes:
