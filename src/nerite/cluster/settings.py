@@ -86,6 +86,8 @@ class RouterSettings:
     """None: the ports are plain."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the HTTP port; ``*``: any."""
+    paths: tuple[str, ...] = ()
+    """Paths under ``/v1`` that are passed on beside those of endpoints."""
     model_aliases: tuple[tuple[str, str], ...] = ()
     """Patterns of names under ``/v1``, and the models by which members are chosen for them."""
     exit_timeout: float = 30.0

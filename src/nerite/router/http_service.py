@@ -36,7 +36,7 @@ from nerite.transports.access import Lock, SenderHeaders, key_refusal
 from nerite.transports.http import content_coding, reply
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
-from nerite.transports.http.head import RequestHead
+from nerite.transports.http.head import RequestHead, field_line
 from nerite.transports.http.reply import Reply
 from nerite.transports.http.routes import BATCH_ENDPOINTS, QUERIED
 
@@ -104,6 +104,8 @@ class RouterService:
                 self._answer(connection, head, target, body)
                 return
             routed = self._routed(target, body)
+            span = connection.outer_span
+            traced = b"" if span is None else _span_lines(span)
         except NeriteError as error:
             connection.send([target.reply(error).encode()])
             return
@@ -112,8 +114,7 @@ class RouterService:
             return
         settings = self._settings
         timeout = min(target.timeout or settings.timeout, settings.timeout or target.timeout)
-        span = connection.outer_span
-        relay = HttpRelay(client, target, body, self._members, _span_lines(span) if span is not None else b"")
+        relay = HttpRelay(client, target, body, self._members, traced)
         if span is not None and target.caller.trusted:
             relay.attempt = span.request_id
         relay.exchange = exchange = RoutedExchange(
@@ -146,7 +147,8 @@ class RouterService:
         streams = target.streams
         sequence, stored_at = SequenceFacts(), ""
         if target.kind in (BodyKind.OPENAI, BodyKind.FORM):
-            facts = form_facts(body) if target.kind is BodyKind.FORM else openai_facts(body)
+            form = target.kind is BodyKind.FORM
+            facts = form_facts(body, target.media_type) if form else openai_facts(body)
             model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
             session, stored_at = session or facts.user, tag_in(facts.continues)
         else:
@@ -255,4 +257,4 @@ def _asks(target: RouteTarget, routed: RoutedRequest, size: int) -> AdmissionReq
 
 def _span_lines(span: TraceContext) -> bytes:
     """Return the header lines of a trace context."""
-    return "".join(f"{name}: {value}\r\n" for name, value in span.carrier.items()).encode("latin-1", "replace")
+    return b"".join(field_line(name, value) for name, value in span.carrier.items())

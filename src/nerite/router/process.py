@@ -216,7 +216,14 @@ class RouterProcess(PoolProcess):
         callers = None if admission is None else admission.callers
         counts = admission is not None or self._ledger is not None
         targets = HttpTargets(
-            guard, self.session_headers, router.max_body, callers, cors, self._member_key, counts=counts
+            guard,
+            self.session_headers,
+            router.max_body,
+            callers,
+            cors,
+            self._member_key,
+            counts=counts,
+            paths=router.paths,
         )
         return RouterService(self.table, self.members, targets, router, admission, self._accounting)
 
