@@ -128,7 +128,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Have requests load models from now on."""
         self.demand = demand
         waits = self.waits
-        waits.on_wanted = lambda model, order: demand.want(self, model, order)
+        waits.on_wanted = lambda model, claims: demand.want(self, model, claims)
         waits.order_of = self._order_of
         waits.obstacle_to = demand.obstacle_to
         demand.figures.refused = lambda: waits.refused

@@ -84,6 +84,7 @@ BY_THE_OPERATOR: Final = {
     "repository/demand_survey.py:_known", "repository/descriptions.py:_last", "repository/memory_use.py:_found",
     "repository/on_demand.py:_models", "scheduling/residency_table.py:_dependents",
     "scheduling/model_residency.py:_overhead", "scheduling/model_residency.py:budget",
+    "scheduling/model_residency.py:_turns",  # tenants of the policy; emptied when nobody waits
     "scheduling/model_residency.py:size", "scheduling/model_residency.py:stays", "scheduling/departures.py:_later",
     "scheduling/residency_table.py:size", "scheduling/residency_table.py:stays", "scheduling/residency_table.py:taken",
     "repository/memory_use.py:here", "repository/on_demand.py:_wake_seconds", "repository/sleeping_versions.py:asleep",
