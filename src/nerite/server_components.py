@@ -135,7 +135,8 @@ class ServerComponents:
         manager = partial(self._create_manager, loop, front_count, placement, routes)
         tenants = self.tenant_admission
         server = InferenceServer(
-            options, manager, self._cache, tenants, self._helpers, routes, self._ledger, self._devices
+            *(options, manager, self._cache, tenants, self._helpers, routes),
+            *(self._ledger, self._devices, self.loops),
         )
         if options.repository.control_mode in ("explicit", "demand"):
             server.load_on_demand(self._on_demand(server, MemoryGauge(library, found), [gpu.number for gpu in found]))

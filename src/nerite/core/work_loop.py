@@ -26,6 +26,7 @@ LoopName: TypeAlias = Literal[
     "quotas", "responses", "rollouts", "sampling", "stalls", "webhooks",
 ]  # fmt: skip
 """Label of the metrics: what the loop serves."""
+LoopState: TypeAlias = Literal["ok", "failing", "stalled"]
 STALL_SECONDS: Final = 30.0
 """Time without progress, while work waits, after which a loop counts as stalled."""
 _TRIES: Final = 2
@@ -219,6 +220,13 @@ class WorkLoop:
         return float(min(2 ** (self._restarts_in_a_row - 1), _LONGEST_REST))
 
     @property
+    def state(self) -> LoopState:
+        """Whether the loop makes progress, and with all units."""
+        if self._problem:
+            return "stalled"
+        return "failing" if self.failing else "ok"
+
+    @property
     def problem(self) -> str:
         """What stands, since the last call of ``watch``; empty while the loop makes progress or has nothing to do."""
         return self._problem
@@ -240,7 +248,7 @@ class WorkLoop:
         stands = now - max(self._advanced_at, self._idle_at)
         if stands < self.stall_seconds:
             return ""
-        reason = next((f": {unit}: {text}" for unit, text in self.failing.items()), "")
+        reason = next((f": {quoted_text(unit)}: {text}" for unit, text in self.failing.items()), "")
         return f"nothing has advanced for {duration_text(stands)} while {waiting} wait{reason}"
 
 
@@ -265,10 +273,11 @@ class WorkLoops:
 
     @property
     def obstacle(self) -> str:
-        """Why the process is not ready: the first essential loop that is stalled; empty if there is none."""
-        return next(
-            (f"{loop} is stalled: {loop.problem}" for loop in self._loops if loop.essential and loop.problem), ""
-        )
+        """Why the process is not ready: the first essential loop that is stalled; empty if there is none.
+
+        Names no unit, because anybody may ask whether the process is ready.
+        """
+        return next((f"{loop} is stalled" for loop in self._loops if loop.essential and loop.problem), "")
 
     def of_unit(self, name: str, unit: str) -> WorkLoop:
         """Return the loop ``name`` that has set ``unit`` aside. Raises ``NotFound``."""

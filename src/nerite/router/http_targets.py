@@ -51,7 +51,7 @@ _FORMS: Final = ("transcriptions", "translations")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = frozenset((
     "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
-    *routes.QUERIED, *routes.BATCH_ENDPOINTS,
+    *routes.QUERIED, *routes.BACKGROUND, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
 _ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 

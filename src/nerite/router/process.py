@@ -48,6 +48,7 @@ from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
 from nerite.transports import tcp
 from nerite.transports.access import KeyFile, check_key_files
+from nerite.transports.http.background import BackgroundApi
 from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors
@@ -162,6 +163,7 @@ class RouterProcess(PoolProcess):
             self.health.metering = bool(self._member_key)
         self._service = self._routing(guard, cors)
         self._service.ledger = self._ledger
+        self._service.background = BackgroundApi(self.loops)
         if router.admin_key:
             lock = open_lock(router.admin_key)
             self._service.locks = {OF_ALL_TENANTS: lock}
@@ -202,7 +204,7 @@ class RouterProcess(PoolProcess):
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
         self._placements = [self._placement_in(pool) for pool in placed]
         self._figures = RouterMetrics(
-            self.table, self.members, self._bounds, guard, self._scaling, self._admission, self._placements
+            self.table, self.members, self._bounds, guard, self.loops, self._scaling, self._admission, self._placements
         )
         self._figures.rollouts = self._rollouts
         if self._ledger is not None:
