@@ -46,7 +46,7 @@ from nerite.repository.repositories import LocalRepository, Repository
 from nerite.repository.version_maker import GpuPlacement, VersionMaker
 from nerite.rollouts.controller import RolloutController
 from nerite.rollouts.state_directory import StateDirectory, StateWriter, state_directory
-from nerite.rollouts.webhook import Webhooks
+from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.routes.table import RouteTable
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
@@ -307,7 +307,9 @@ class ServerComponents:
         identity = f"{options.id}:{options.http.port}:{options.grpc.port}"
         path = state_directory(options.rollout_state, options.repository.paths, identity, os.environ)
         writer = StateWriter(StateDirectory(path), self.loader)
-        return RolloutController(server, server.routes, writer, Webhooks(), self.loader)
+        webhooks = Webhooks(WebhookClient(options.webhook_allowed_hosts))
+        self.loops.add(webhooks.loop)
+        return RolloutController(server, server.routes, writer, webhooks, self.loader)
 
     def _front_pool(self, count: int, server: InferenceServer) -> FrontPool:
         """Return the processes that serve the connections in place of this one."""

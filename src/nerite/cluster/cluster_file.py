@@ -28,6 +28,7 @@ from nerite.cluster.table_reader import (
     read_port,
     read_text,
 )
+from nerite.config.flag import BadValue, host_name
 from nerite.config.watched_file import read_content
 from nerite.core.client_text import target_error
 from nerite.core.durations import duration_of
@@ -74,6 +75,13 @@ def _paths(value: object) -> tuple[str, ...]:
     return paths
 
 
+def _hosts(value: object) -> tuple[str, ...]:
+    try:
+        return tuple(name for text in read_names(value) for name in host_name.read(text))
+    except BadValue as error:
+        raise ValueError(f"must be a list of hosts: {error}") from None
+
+
 def _aliases(value: object) -> tuple[tuple[str, str], ...]:
     pairs = [each.partition("=") for each in read_names(value)]
     if not all(pattern and model for pattern, _, model in pairs):
@@ -118,6 +126,7 @@ _ROUTER: Final[Mapping[str, TableKey]] = {
     "cors-origins": TableKey("cors_origins", _origins),
     "paths": TableKey("paths", _paths),
     "model-aliases": TableKey("model_aliases", _aliases),
+    "webhook-allowed-hosts": TableKey("webhook_allowed_hosts", _hosts),
     "exit-timeout": TableKey("exit_timeout", duration_of),
     "exit-keepalive": TableKey("exit_keepalive", duration_of),
     "access-log": TableKey("access_log", read_flag),

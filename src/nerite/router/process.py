@@ -30,7 +30,7 @@ from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
 from nerite.observability.machine import raise_open_file_limit, usable_memory
 from nerite.redis.settings import settings_of_address
-from nerite.rollouts.webhook import Webhooks
+from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
@@ -142,6 +142,17 @@ def _limits_of(router: RouterSettings) -> TransportLimits:
     )
 
 
+def _webhooks_of(settings: ClusterSettings) -> Webhooks:
+    """Return what posts decisions of rollouts. Raises ``InvalidArgument`` for a webhook that is not allowed."""
+    client = WebhookClient(
+        settings.router.webhook_allowed_hosts, "webhook-allowed-hosts in [router] of the cluster file"
+    )
+    for pool in settings.pools:
+        for spec in pool.rollout.models.values() if pool.rollout is not None else ():
+            client.check(spec.webhook)
+    return Webhooks(client)
+
+
 class RouterProcess(PoolProcess):
     """The parts of a router."""
 
@@ -180,7 +191,8 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
-        self._webhooks = Webhooks()
+        self._webhooks = _webhooks_of(settings)
+        self.loops.add(self._webhooks.loop)
         self._rollouts = [
             PoolRollout(pool, pool.settings.rollout, model, self.members, self._webhooks)
             for pool in self.pools
