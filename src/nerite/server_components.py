@@ -108,7 +108,9 @@ class ServerComponents:
         self._cache = await self._open_cache()
         if options.policy_file:
             self._policy = open_policy(options.policy_file, options.quota_redis)
-        self.tenant_admission = TenantAdmission(None if self._policy is None else self._policy.policy, loop)
+        self.tenant_admission = TenantAdmission(
+            None if self._policy is None else self._policy.policy, loop, routers=bool(options.router_key_file)
+        )
         restricted = [*options.http.restricted.values(), *options.grpc.restricted.values()]
         if options.router_key_file:
             restricted.append(RestrictedKey(access.ROUTER_KEY, f"@{options.router_key_file}"))
@@ -141,8 +143,7 @@ class ServerComponents:
         if options.repository.control_mode in ("explicit", "demand"):
             server.load_on_demand(self._on_demand(server, MemoryGauge(library, found), [gpu.number for gpu in found]))
         router_keys = self._key_files.get(options.router_key_file)
-        identified = self._policy is not None or router_keys is not None
-        callers = Callers(lambda: tenants.policy, router_keys) if identified else None
+        callers = Callers(lambda: tenants.policy, router_keys) if tenants.identifies else None
         self._fronts = None if front_count == 1 else self._front_pool(front_count, server)
         self.rollouts = self._rollout_controller(server)
         self.ports = ServerPorts(

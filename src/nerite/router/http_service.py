@@ -175,6 +175,7 @@ class RouterService:
             sequence=sequence.id,
             sequence_start=sequence.start,
             sequence_end=sequence.end,
+            tenant="" if self._admission is None else target.caller.tenant,
             repeatable=target.repeatable and not sequence.id,
             streams=streams,
             stored_at=stored_at,

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from nerite.admission.policy import EVERYBODY, IDLE, AdmissionPolicy
+from nerite.admission.policy import IDLE, AdmissionPolicy
 from nerite.balancing.response_ids import TAG_HEADER
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, Restricted
 from nerite.core.execution_observer import REQUEST_ID
-from nerite.core.request import NAME, Caller, IdempotencyKey
+from nerite.core.request import EVERYBODY, NAME, Caller, IdempotencyKey
 from nerite.core.response import Parameter
 from nerite.core.text import MAX_VALUE
 from nerite.transports.http import reply
