@@ -195,8 +195,9 @@ def test_every_loop_is_listed_and_has_its_zeros(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     flags = (f"--ledger={tmp_path / 'ledger.db'}", f"--batches={tmp_path / 'batches.db'}")
     with planted("server", tmp_path, *flags) as running:
+        names = {"audit", "rollouts", "ledger", "batches", "stalls", LOOP}
+        eventually(lambda: names <= {each["name"] for each in running.json("GET", PATH)["loops"]})
         loops = running.json("GET", PATH)["loops"]
-        assert {"audit", "rollouts", "ledger", "batches", "stalls", LOOP} <= {each["name"] for each in loops}
         metrics = running.metrics()
         for each in loops:
             labels = f'{{about="{each["about"]}",loop="{each["name"]}"}}'

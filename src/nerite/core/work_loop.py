@@ -36,6 +36,8 @@ _LONGEST_REST: Final = 30.0
 """Seconds for which a unit that failed is not tried; they double with each failure."""
 _RESTARTS: Final = 3
 """Restarts without progress after which a loop counts as stalled."""
+_TELL_AGAIN: Final = 600.0
+"""Seconds after which a stall that lasts is logged again."""
 _log = logging.getLogger("nerite.background")
 
 
@@ -99,6 +101,8 @@ class WorkLoop:
         self._troubles: dict[str, _Trouble] = {}
         self._restarts_in_a_row = 0
         self._advanced_at = self._idle_at = clock()
+        self._tell_again = 0.0
+        """When a stall is logged again."""
         self._problem = ""
         self._last_error = ""
 
@@ -162,7 +166,8 @@ class WorkLoop:
         if tries and trouble.poison >= tries:
             trouble.letter = DeadLetter(unit, tenant, trouble.text, time.time())
             self.advanced()
-            _log.error("%s: %s was set aside: it failed %d times", self, _shown(unit), trouble.poison)
+            text = "%s: %s was set aside: it failed %d times. Retry or discard it with nerite background"
+            _log.error(text, self, _shown(unit), trouble.poison)
 
     def forget(self, unit: str) -> None:
         """Forget a unit that is over."""
@@ -232,9 +237,10 @@ class WorkLoop:
         return self._problem
 
     def watch(self) -> None:
-        """Find out whether the loop makes progress. To be called every second or so."""
+        """Find out whether the loop makes progress, and log when that changes. To be called every second or so."""
         before, self._problem = self._problem, self._find_problem()
-        if self._problem and not before:
+        if self._problem and (not before or self._clock() >= self._tell_again):
+            self._tell_again = self._clock() + _TELL_AGAIN
             _log.error("%s is stalled: %s", self, self._problem)
         elif before and not self._problem:
             _log.info("%s makes progress again", self)
@@ -249,7 +255,7 @@ class WorkLoop:
         if stands < self.stall_seconds:
             return ""
         reason = next((f": {quoted_text(unit)}: {text}" for unit, text in self.failing.items()), "")
-        return f"nothing has advanced for {duration_text(stands)} while {waiting} wait{reason}"
+        return f"nothing has advanced for {duration_text(float(int(stands)))} while {waiting} wait{reason}"
 
 
 class WorkLoops:

@@ -129,6 +129,22 @@ def test_a_loop_with_work_that_does_not_advance_is_stalled(clock: Clock) -> None
     assert loop.problem == loops.obstacle == ""
 
 
+def test_a_stall_is_logged_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="nerite.background")
+    loop = WorkLoop("batches", clock=clock)
+    for _ in range(1200):
+        clock.now += 1
+        loop.watch()
+    assert [record.getMessage() for record in caplog.records] == [
+        "batches is stalled: nothing has advanced for 30s while 1 wait",
+        "batches is stalled: nothing has advanced for 10m30s while 1 wait",
+    ]
+    loop.advanced()
+    loop.watch()
+    loop.watch()
+    assert [record.getMessage() for record in caplog.records[2:]] == ["batches makes progress again"]
+
+
 def test_restarts_without_progress_are_no_progress(clock: Clock) -> None:
     loop = WorkLoop("polling", waiting=lambda: 0, clock=clock)
     assert [loop.restarted(ValueError("x")) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
