@@ -125,6 +125,23 @@ def test_values_that_can_never_be_stored_are_told_from_a_database_that_fails(loc
         database.close()
 
 
+def test_a_savepoint_undoes_its_own_statements_alone(location: str) -> None:
+    database = Database(location, [Notes()])
+    with database.transaction() as transaction:
+        transaction.execute(INSERT, [1, "", None, 0.0])
+        with pytest.raises(RefusedData), transaction.savepoint():
+            transaction.execute(INSERT, [2, "", None, 0.0])
+            with transaction.savepoint():
+                transaction.execute(INSERT, [2, "", None, 0.0])
+        with transaction.savepoint():
+            transaction.execute(INSERT, [3, "", None, 0.0])
+    assert database.call(numbers) == [1, 3]
+    with pytest.raises(Unavailable), database.transaction() as transaction, transaction.savepoint():
+        transaction.rows("SELECT 1 FROM away")
+    assert database.call(numbers) == [1, 3]
+    database.close()
+
+
 def test_postgres_refuses_nul_and_index_entries_that_are_too_large(postgres: str) -> None:
     database = Database(postgres, [])
     made = "CREATE TEMPORARY TABLE names (name TEXT PRIMARY KEY)"

@@ -61,9 +61,13 @@ class Schema(Protocol):
 class Transaction:
     """Statements that take effect together, or not at all."""
 
-    def __init__(self, connection: Any, *, numbered: bool) -> None:
-        """``numbered``: the connection is one of PostgreSQL."""
+    def __init__(
+        self, connection: Any, driver: Any, error_of: Callable[[Exception], NeriteError], *, numbered: bool
+    ) -> None:
+        """``error_of`` returns the error for one of the driver; ``numbered``: the connection is one of PostgreSQL."""
         self._connection = connection
+        self._errors: Final = (driver.Error, *_BINDING_ERRORS)
+        self._error_of = error_of
         self._numbered = numbered
 
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> int:
@@ -90,6 +94,20 @@ class Transaction:
         found = self.rows(statement, parameters)
         return found[0] if found else None
 
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo the statements within, and only those, if anything raises: the transaction may go on then."""
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except Unavailable:  # the transaction is over
+            raise
+        except BaseException:
+            self.execute("ROLLBACK TO SAVEPOINT part")
+            self.execute("RELEASE SAVEPOINT part")
+            raise
+        self.execute("RELEASE SAVEPOINT part")
+
     def now(self) -> float:
         """Return the Unix time of the database, which is the same for all programs that use it."""
         if not self._numbered:  # a file, which programs on one machine use
@@ -103,8 +121,8 @@ class Transaction:
         with contextlib.closing(self._connection.cursor()) as cursor:
             try:
                 yield cursor
-            except _BINDING_ERRORS as error:
-                raise RefusedData(f"the database refuses a value: {_line(error)}") from error
+            except self._errors as error:
+                raise self._error_of(error) from error
 
     def _text(self, statement: str) -> str:
         return postgres_text(statement) if self._numbered else statement
@@ -155,13 +173,11 @@ class Database:
             try:
                 if not self._postgres:
                     self._connection.execute("BEGIN IMMEDIATE")
-                yield Transaction(self._connection, numbered=self._postgres)
+                yield Transaction(self._connection, self._driver, self._error_of, numbered=self._postgres)
                 self._connection.commit()
             except self._driver.Error as error:
                 self._undo()
-                if refuses_value(self._driver, error):
-                    raise RefusedData(f"{self._about} refuses a value: {_line(error)}") from error
-                raise self._failed(f"the database {self.location} failed: {_line(error)}") from error
+                raise self._error_of(error) from error
             except BaseException:
                 self._undo()
                 raise
@@ -174,6 +190,11 @@ class Database:
             self._connection, self._driver = self._open()
         except NeriteError as error:
             raise self._failed(error.message) from error
+
+    def _error_of(self, error: Exception) -> NeriteError:
+        if refuses_value(self._driver, error):
+            return RefusedData(f"{self._about} refuses a value: {_line(error)}")
+        return self._failed(f"the database {self.location} failed: {_line(error)}")
 
     def _failed(self, text: str) -> Unavailable:
         """Return the error for a database that fails; ``text`` is for the operator alone."""
@@ -232,7 +253,7 @@ def shown(location: str) -> str:
 def refuses_value(driver: Any, error: Exception) -> bool:
     """Return whether a driver's error is about a value, and not about the database, the connection or a statement."""
     return (
-        isinstance(error, (driver.DataError, driver.IntegrityError))
+        isinstance(error, (*_BINDING_ERRORS, driver.DataError, driver.IntegrityError))
         or getattr(error, "sqlstate", None) == _TOO_LARGE
         or (isinstance(error, driver.ProgrammingError) and str(error).startswith(_UNKNOWN_TYPES))
     )
