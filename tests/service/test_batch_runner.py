@@ -465,7 +465,7 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, caplog: pytest.Lo
             await home.under_way(2)
             executor.answer(2)
             deadline = time.monotonic() + 30
-            while "batches: 'answers' waits: the database of the batches failed" not in caplog.text:
+            while "batches: 'answers' waits: the database of the batches does not answer" not in caplog.text:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             assert (await home.batches.batch("acme", batch.id)).completed == 0

@@ -94,6 +94,10 @@ of the policy."""
 SMALL: Final = {
     "llm/json_grammar.py:_references": "references of one schema, at most 4,096",
     "storage/database.py:_said": "messages of the database in the last minute",
+    "router/json_members.py:_seen": "names that are searched for",
+    "router/json_members.py:found": "names that are searched for",
+    "backends/python/archives.py:_files": "entries of one archive of a model, while it is unpacked",
+    "backends/python/archives.py:_links": "entries of one archive of a model, while it is unpacked",
     "llm/openai/serving.py:_told": "names of at most 256 fields, each of bounded length",
     "llm/openvino_genai/grammars.py:_good": "hashes, at most 4,096",
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",
