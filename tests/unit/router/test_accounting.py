@@ -12,9 +12,8 @@ import pytest
 from test_exchange import Client, exchange, made_pool
 
 from nerite.balancing.member import AttemptEnd
-from nerite.ledger.instance_clock import WallClock
 from nerite.ledger.ledger import Ledger
-from nerite.ledger.row import LedgerRow
+from nerite.ledger.row import LedgerRow, WallClock
 from nerite.router.accounting import RouterLedger
 from nerite.router.exchange import RoutedExchange
 from nerite.router.pools import RouterPool
