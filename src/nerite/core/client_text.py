@@ -1,13 +1,14 @@
 """Validates text from clients at the protocol boundary: names, ids, keys, parameters, header values, file names.
 
 ``checked`` validates one text against a limit; ``check_document`` validates all texts of a JSON document that was
-decoded leniently.
+decoded leniently; ``target_error`` validates a path that somebody else will interpret.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
+import re
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
@@ -75,6 +76,29 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
             where = (f".{quoted_text(key)}" if isinstance(key, str) else f"[{key}]") + where
     what = "member '" + where.removeprefix(".") + "'" if where else "the JSON"
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
+
+
+# Paths of requests that are passed on. Whoever decodes or normalizes a path without mistake reads the same path.
+
+_ODD_CHARACTER: Final = re.compile(r"[^!-~]|[?#\\]")
+_ODD_ESCAPE: Final = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])")
+_ODD_SEGMENT: Final = re.compile(r"//|.+/$|/(?:\.|%2[Ee]){1,2}(?=[/;]|$)", re.DOTALL)
+
+
+def target_error(path: str) -> str | None:
+    """Return why servers may disagree about the path of a request, as a predicate for a sentence about it, or None.
+
+    ``path`` is without query and as the client sent it, with its percent-encoding.
+    """
+    if not path.startswith("/"):
+        return "does not begin with '/'"
+    if found := _ODD_CHARACTER.search(path):
+        return f"has the character {found[0]!a}"
+    if found := _ODD_ESCAPE.search(path):
+        return f"has '{found[0]}', an encoded slash, backslash or control character"
+    if _ODD_SEGMENT.search(path):
+        return "has an empty segment, or a segment of dots"
+    return None
 
 
 # File names from configurations, which must stay within their directory.
