@@ -16,14 +16,14 @@ from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import BatchLease, BatchStore, PageRequest
+from nerite.batches.store import BatchLease, BatchQuotas, BatchStore, BatchUse, PageRequest
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
 from nerite.core.item_attempt import item_of
-from nerite.observability.log import log
 from nerite.storage.database import Database
 from postgres_server import postgres_server
 
 URL = "/v1/chat/completions"
+UNLIMITED = BatchQuotas(BatchUse(10**9, 10**9, 10**18), lambda _: None)
 Waiting = tuple[ItemRequest, Callable[[ItemAnswer], None]]
 
 
@@ -101,9 +101,13 @@ class House:
         return record
 
     async def under_way(self, count: int) -> None:
+        await self.eventually(lambda: len(self.executor.waiting) == count)
+
+    @staticmethod
+    async def eventually(holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
-        while len(self.executor.waiting) != count:
-            assert time.monotonic() < deadline, len(self.executor.waiting)
+        while not holds():
+            assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 
     async def content(self, name: str | None, tenant: str = "acme") -> list[dict[str, Any]]:
@@ -280,7 +284,7 @@ def test_items_take_the_room_that_there_is_and_are_raised_when_time_gets_short(t
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             assert all(request.raised for request, _ in executor.waiting)
-            assert home.batches.runner.counts["refused"] > 3
+            assert home.batches.runner.items.counts["refused"] > 3
 
     asyncio.run(run())
 
@@ -366,14 +370,14 @@ def test_tenants_do_not_see_each_others_files_and_batches(tmp_path: Path) -> Non
 
 def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
     async def run() -> None:
-        limits = BatchLimits(storage_bytes=3 * len(lines(2)))
+        limits = BatchLimits(storage_bytes=2 * 4096 + 2000)
         async with house(tmp_path / "batches.db", Executor(), limits) as home:
             batch = await home.create(2)
             with pytest.raises(Conflict, match="is the input of batch"):
                 await home.batches.delete_file("acme", batch.input_file_id)
             other = await home.batches.upload("acme", "x", "user_data", b"data")
             with pytest.raises(TooLarge, match="batch-storage-bytes"):
-                await home.batches.upload("acme", "in.jsonl", "batch", lines(10))
+                await home.batches.upload("acme", "in.jsonl", "batch", lines(20))
             with pytest.raises(Conflict, match="must be 'batch'"):
                 await home.batches.create("acme", NewBatch(other.id, URL, "1h", {}))
             await home.batches.delete_file("acme", other.id)
@@ -438,7 +442,7 @@ def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
             unused = await home.batches.upload("acme", "x", "user_data", b"1", 100.0)
             lasting = await home.batches.upload("acme", "y", "user_data", b"1")
             database = Database(str(tmp_path / "batches.db"), [BatchSchema()])
-            store = BatchStore(database, BatchLease("one", 15.0, sole=False))
+            store = BatchStore(database, BatchLease("one", 15.0, sole=False), UNLIMITED)
             assert await store.remove_expired_files(unused.created_at + 99) == []
             assert await store.remove_expired_files(unused.created_at + 101) == [unused.id]
             database.close()
@@ -448,10 +452,7 @@ def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "error", said.append)
-
+def test_batches_wait_while_the_database_fails(tmp_path: Path) -> None:
     async def run() -> None:
         executor = Executor()
         async with house(tmp_path / "batches.db", executor) as home:
@@ -462,11 +463,8 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pyte
             executor.answer()
             await home.under_way(2)
             executor.answer(2)
-            deadline = time.monotonic() + 30
-            while not said:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert "batches wait: the database of the batches failed" in said[0]
+            await home.eventually(lambda: "commit" in home.batches.loop.failing)
+            assert "the database of the batches failed" in home.batches.loop.failing["commit"]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
             database.close()

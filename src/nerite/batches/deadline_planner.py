@@ -108,6 +108,16 @@ class DeadlinePlanner:
         lane.weight = weight
         self._batches[key] = lane.batches[key] = _Planned(key, lane, left, now, deadline)
 
+    def is_first(self, key: str) -> bool:
+        """Return whether a batch is the first of its lane."""
+        batch = self._batches.get(key)
+        return batch is not None and min(batch.lane.batches.values(), key=_deadline) is batch
+
+    def mean_seconds(self, key: str) -> float:
+        """Return the seconds that an item of a batch takes; 0 if that is not known."""
+        batch = self._batches.get(key)
+        return 0.0 if batch is None else batch.seconds
+
     def remove(self, key: str) -> None:
         """Forget a batch."""
         batch = self._batches.pop(key, None)
