@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nerite.admission.policy import AdmissionPolicy
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
@@ -125,9 +126,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @asynccontextmanager
 async def house(
-    location: Path | str, executor: Executor, limits: BatchLimits | None = None, directory: str = ""
+    location: Path | str,
+    executor: Executor,
+    limits: BatchLimits | None = None,
+    directory: str = "",
+    policy: AdmissionPolicy | None = None,
 ) -> AsyncIterator[House]:
-    batches = Batches(str(location), directory, executor, limits or BatchLimits())
+    batches = Batches(str(location), directory, executor, limits or BatchLimits(), lambda: policy)
     task = asyncio.create_task(batches.run())
     try:
         yield House(batches, executor)
