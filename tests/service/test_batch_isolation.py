@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_batch_runner import Executor, House, ended, good, house, lines
 
-from nerite.batches import store as store_module
+from nerite.batches import runner, submitter
 from nerite.batches.deadline_planner import DeadlinePlanner
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
-from nerite.batches.runner import BatchRunner
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
-from nerite.batches.service import NewBatch
+from nerite.batches.service import BatchLimits, NewBatch
 from nerite.batches.store import BatchStore
-from nerite.batches.submitter import ItemSubmitter
 from nerite.core.errors import NeriteError, RefusedData, Unavailable
-from nerite.storage.database import Database
+from nerite.storage.database import Database, Transaction
+from postgres_server import postgres_server
 
 CHAT = "/v1/chat/completions"
 POISON: bytes = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"x","metadata":'
@@ -40,7 +39,7 @@ class Plant:
         self.raised = 0
         self.error: Exception = Planted("planted")
 
-    def into(self, owner: type, name: str, is_meant: Callable[..., bool] = lambda *_: True) -> None:
+    def into(self, owner: Any, name: str, is_meant: Callable[..., bool] = lambda *_: True) -> None:
         """Have a method raise if its arguments are meant."""
         original = getattr(owner, name)
 
@@ -51,6 +50,12 @@ class Plant:
             return original(*arguments, **named)
 
         self._patch.setattr(owner, name, call)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
+        yield location
 
 
 def of_alice(home: House, name: str) -> bool:
@@ -69,7 +74,7 @@ async def bob_goes_on(home: House) -> None:
 def plant_step(home: House, plant: Plant, step: str) -> None:
     match step:
         case "validate":
-            plant.into(BatchRunner, "_read_input", lambda _, record: record.tenant == "alice")
+            plant.into(runner, "read_items", lambda file, endpoint: b"of-alice" in Path(file.name).read_bytes())
         case "plan":
             plant.into(DeadlinePlanner, "add", lambda _, key, tenant, *rest: tenant == "alice")
         case "pace":
@@ -128,7 +133,7 @@ def test_a_batch_that_is_set_aside_can_end(
         async with house(tmp_path / "batches.db", executor) as home:
             plant_step(home, plant, step)
             window = "4s" if who == "the deadline" else "1h"
-            batch = await home.create(3, window, tenant="alice")
+            batch = await home.create(3, window, tenant="alice", model="of-alice")
             if who == "its tenant":
                 await home.eventually(lambda: home.batches.loop.is_set_aside(batch.id))
                 await home.batches.cancel("alice", batch.id)
@@ -178,12 +183,12 @@ def test_a_step_of_the_loop_that_fails_keeps_no_batch(
     owner: type, name: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
+        monkeypatch.setattr(runner, "SWEEP_SECONDS", 0.2)
         executor = Executor()
         executor.answers = good
         plant = Plant(monkeypatch)
         async with house(tmp_path / "batches.db", executor) as home:
             await bob_goes_on(home)
-            home.batches.runner._swept_at = 0.0
             plant.into(owner, name)
             await home.eventually(lambda: step in home.batches.loop.failing)
             await bob_goes_on(home)
@@ -228,9 +233,7 @@ def test_an_item_for_which_something_raises_fails_alone(
         if step == "submit":
             plant.into(Executor, "submit", lambda _, request, done: request.tenant == "alice" and is_third(request))
         else:
-            plant.into(
-                ItemSubmitter, "_take", lambda _, batch, it, *rest: batch.record.tenant == "alice" and it.item.line == 4
-            )
+            plant.into(submitter, "answer_line", lambda _, custom_id, *rest: custom_id == "item-3")
         async with house(tmp_path / "batches.db", executor) as home:
             batch = await home.create(20, tenant="alice", model="of-alice")
             record = await home.until(batch.id, ended, tenant="alice")
@@ -239,9 +242,10 @@ def test_an_item_for_which_something_raises_fails_alone(
             assert (error["custom_id"], error["error"]["code"]) == ("item-3", "internal_error")
             assert plant.raised == 3
             assert home.batches.runner.items.under_way == 0
+            plant.armed = False
             again = await home.create(5, tenant="bob", model="of-alice")
             assert (await home.until(again.id, ended, tenant="bob")).completed == 5
-            assert home.batches.runner.items._rooms == {}, "no item counts as under way"
+            assert home.batches.runner.items.models == set(), "no item counts as under way"
 
     def is_third(request: ItemRequest) -> bool:
         return Executor.name(request) == "3"
@@ -303,15 +307,15 @@ def test_answers_that_the_database_refuses_become_failed_items(tmp_path: Path, m
 
 
 def test_rows_that_the_database_refuses_become_failed_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert = store_module._insert_items
+    execute_many = Transaction.execute_many
 
-    def refusing(transaction: Any, name: str, items: Any) -> None:
-        insert(transaction, name, items)
-        if any(item.custom_id in ("item-3", "item-17") for item in items):
+    def refusing(self: Transaction, statement: str, rows: Any) -> None:
+        execute_many(self, statement, rows)
+        if any(value in ("item-3", "item-17") for row in rows for value in row):
             raise RefusedData("the database refuses a value")
 
     async def run() -> None:
-        monkeypatch.setattr(store_module, "_insert_items", refusing)
+        monkeypatch.setattr(Transaction, "execute_many", refusing)
         executor = Executor()
         executor.answers = good
         async with house(tmp_path / "batches.db", executor) as home:
@@ -393,7 +397,6 @@ def test_a_damaged_row_costs_its_batch_alone(tmp_path: Path) -> None:
             await bob_goes_on(home)
             await home.eventually(lambda: home.batches.loop.is_set_aside(name))
             home.batches.loop.discard(name)
-            await home.eventually(lambda: not home.batches.runner._discarded)
             await bob_goes_on(home)
 
     asyncio.run(after())
@@ -402,18 +405,17 @@ def test_a_damaged_row_costs_its_batch_alone(tmp_path: Path) -> None:
     database.close()
 
 
-def test_the_lease_is_given_up_when_it_cannot_be_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_is_given_up_when_it_cannot_be_renewed(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the database fails with."""
 
     async def run() -> None:
         executor = Executor()
         plant = Plant(monkeypatch)
-        async with house(tmp_path / "batches.db", executor) as home:
-            runner = home.batches.runner
-            runner._lease_seconds = 0.4
+        async with house(postgres, executor, BatchLimits(lease_seconds=0.4), str(tmp_path)) as home:
             batch = await home.create(3)
             await home.under_way(1)
-            await home.eventually(lambda: runner.items.allowed_until < 1e300)
             plant.into(BatchStore, "claim")
             await home.under_way(0)
             assert executor.cancelled == 1
@@ -430,18 +432,18 @@ def test_a_batch_that_waits_for_room_or_answers_is_not_in_the_way_of_progress(tm
     async def run() -> None:
         executor = Executor()
         async with house(tmp_path / "batches.db", executor) as home:
-            loop, runner = home.batches.loop, home.batches.runner
+            loop, batches = home.batches.loop, home.batches.runner
             batch = await home.create(3)
             await home.under_way(1)
             await home.eventually(lambda: loop.waiting == 0)
-            (under_way,) = runner.batches[batch.id].under_way.values()
+            (under_way,) = batches.batches[batch.id].under_way.values()
             under_way.began -= 3590
             assert loop.waiting == 0
             under_way.began -= 20
             assert loop.waiting == 1, "its answer does not come"
             executor.capacity = 0
             executor.answer()
-            await home.eventually(lambda: runner.items.counts["refused"] > 2)
+            await home.eventually(lambda: batches.items.counts["refused"] > 2)
             await home.eventually(lambda: loop.waiting == 0)
 
     asyncio.run(run())
@@ -491,6 +493,6 @@ def test_models_without_batches_are_forgotten(tmp_path: Path) -> None:
                 batch = await home.create(1, model=f"model-{number}")
                 await home.until(batch.id, ended)
             items = home.batches.runner.items
-            await home.eventually(lambda: set(items._rooms) | set(items._others_until) == {"lasting"})
+            await home.eventually(lambda: items.models == {"lasting"})
 
     asyncio.run(run())

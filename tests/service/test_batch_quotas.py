@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_batch_runner import URL, Executor, House, ended, good, house, lines
+from test_batch_runner import UNLIMITED, URL, Executor, ended, good, house, lines
 
 from nerite.admission.policy import AdmissionPolicy, parse_policy
-from nerite.batches import runner, service, store
-from nerite.batches.records import BatchStatus
+from nerite.batches import runner, service
+from nerite.batches.records import BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer
 from nerite.batches.service import BatchLimits, NewBatch
-from nerite.batches.store import BatchUse, PageRequest
+from nerite.batches.store import BatchLease, BatchStore, BatchUse, PageRequest
 from nerite.core.errors import Conflict, QuotaExceeded, TooLarge
+from nerite.storage.database import Database
 from postgres_server import postgres_server
 
 FILE = 4096
@@ -29,8 +31,17 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield location
 
 
-async def use(home: House, tenant: str | None = None) -> BatchUse:
-    return await home.batches._database.run(lambda transaction: store._use(transaction, tenant))
+@pytest.fixture(params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "batches.db" if request.param == "sqlite" else request.getfixturevalue("postgres"))
+
+
+async def use(location: Path | str, tenant: str | None = None) -> BatchUse:
+    database = Database(str(location), [BatchSchema()])
+    try:
+        return await BatchStore(database, BatchLease("one", 15.0, sole=False), UNLIMITED).use(tenant)
+    finally:
+        database.close()
 
 
 def new(file: str, window: str = "1h") -> NewBatch:
@@ -88,9 +99,9 @@ def test_without_a_policy_there_is_one_tenant(tmp_path: Path, monkeypatch: pytes
                 await home.create(4)
             with pytest.raises(Conflict, match="4 batches have not ended"):
                 await home.create(1)
-            executor.answer()
-            await home.under_way(2)
-            executor.answer(2)
+            for answered in (1, 2):
+                await home.under_way(answered)
+                executor.answer(answered)
             await home.under_way(4)
 
     asyncio.run(run())
@@ -132,28 +143,25 @@ def test_nothing_is_written_of_what_is_refused(tmp_path: Path) -> None:
             )
             assert sum(isinstance(each, QuotaExceeded) for each in results) == 6
             assert len(writes) <= 3
-            assert (await use(home, "bob")).bytes == 2 * (4000 + FILE)
+            assert (await use(tmp_path / "b.db", "bob")).bytes == 2 * (4000 + FILE)
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_rows_answers_and_outputs_count(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    location = str(tmp_path / "batches.db") if kind == "sqlite" else str(request.getfixturevalue("postgres"))
-
+def test_rows_answers_and_outputs_count(location: str, tmp_path: Path) -> None:
     async def run() -> None:
         executor = Executor()
         async with house(location, executor, directory=str(tmp_path / "files"), policy=POLICY) as home:
             content = lines(10)
             rows = sum(200 + len(f"item-{n}") for n in range(10))
             file = await home.batches.upload("alice", "in.jsonl", "batch", content)
-            assert await use(home, "alice") == BatchUse(0, 0, len(content) + FILE)
+            assert await use(location, "alice") == BatchUse(0, 0, len(content) + FILE)
             batch = await home.batches.create("alice", new(file.id))
-            assert await use(home, "alice") == BatchUse(1, 10, len(content) + FILE + rows)
+            assert await use(location, "alice") == BatchUse(1, 10, len(content) + FILE + rows)
             await home.under_way(1)
             executor.answer()
             await home.until(batch.id, lambda record: record.completed == 1, tenant="alice")
-            with_answer = (await use(home, "alice")).bytes - len(content) - FILE - rows
+            with_answer = (await use(location, "alice")).bytes - len(content) - FILE - rows
             assert with_answer > 50
             executor.answers = good
             await home.eventually(lambda: bool(executor.waiting))
@@ -162,11 +170,11 @@ def test_rows_answers_and_outputs_count(kind: str, tmp_path: Path, request: pyte
             assert record.output_file_id is not None
             output = await home.batches.file("alice", record.output_file_id)
             assert output.size > 10 * with_answer - 200
-            assert await use(home, "alice") == BatchUse(0, 0, len(content) + output.size + 2 * FILE)
-            assert (await use(home)).bytes == (await use(home, "alice")).bytes
+            assert await use(location, "alice") == BatchUse(0, 0, len(content) + output.size + 2 * FILE)
+            assert (await use(location)).bytes == (await use(location, "alice")).bytes
             await home.batches.delete_file("alice", output.id)
             await home.batches.delete_file("alice", file.id)
-            assert await use(home) == BatchUse(0, 0, 0)
+            assert await use(location) == BatchUse(0, 0, 0)
 
     asyncio.run(run())
 
@@ -222,7 +230,8 @@ def test_items_of_one_tenant_leave_places_for_others(tmp_path: Path) -> None:
 
 
 def test_the_oldest_of_many_ended_batches_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_MOST_ENDED", 3)
+    monkeypatch.setattr(runner, "MOST_ENDED", 3)
+    monkeypatch.setattr(runner, "SWEEP_SECONDS", 0.1)
 
     async def run() -> None:
         executor = Executor()
@@ -234,9 +243,15 @@ def test_the_oldest_of_many_ended_batches_are_removed(tmp_path: Path, monkeypatc
                 await home.until(names[-1], ended, tenant="alice")
             other = await home.create(1, tenant="bob")
             await home.until(other.id, ended, tenant="bob")
-            await home.batches.runner._sweep()
-            left, _ = await home.batches.list_batches("alice", PageRequest(10))
-            assert [each.id for each in left] == names[:1:-1]
+
+            async def left() -> list[str]:
+                found, _ = await home.batches.list_batches("alice", PageRequest(10))
+                return [each.id for each in found]
+
+            deadline = time.monotonic() + 30
+            while await left() != names[:1:-1]:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
             assert (await home.batches.batch("bob", other.id)).completed == 1
 
     asyncio.run(run())
@@ -244,7 +259,7 @@ def test_the_oldest_of_many_ended_batches_are_removed(tmp_path: Path, monkeypatc
 
 def test_the_memory_of_loaded_items_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many batches only the first for each model loads an item when others have loaded much."""
-    monkeypatch.setattr(runner, "_TENANT_BYTES", 3000)
+    monkeypatch.setattr(runner, "TENANT_BYTES", 3000)
 
     async def run() -> None:
         executor = Executor(capacity=0)

@@ -263,6 +263,22 @@ def test_a_cancelled_batch_keeps_what_is_done(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_batch_that_was_being_cancelled_is_cancelled_after_a_crash(tmp_path: Path) -> None:
+    async def before() -> str:
+        async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
+            return (await home.create(3)).id
+
+    async def after(name: str) -> None:
+        async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
+            assert (await home.until(name, ended)).status is BatchStatus.CANCELLED
+
+    name = asyncio.run(before())
+    database = Database(str(tmp_path / "batches.db"), [BatchSchema()])
+    database.call(lambda each: each.execute("UPDATE batches SET status = 'cancelling' WHERE id = ?", [name]))
+    database.close()
+    asyncio.run(after(name))
+
+
 def test_at_the_deadline_the_rest_gets_error_rows(tmp_path: Path) -> None:
     async def run() -> None:
         executor = Executor()

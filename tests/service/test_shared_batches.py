@@ -87,9 +87,9 @@ def test_a_server_that_has_slept_changes_nothing_of_what_others_have_taken(postg
         async with house(postgres, executor, SHORT, str(tmp_path)) as home:
             batch = await home.create(2)
             await home.under_way(1)
-        assert batch.id in {each.id for each in await asleep.claim()}
-        assert batch.id in {each.id for each in await awake.claim()}
-        assert batch.id not in {each.id for each in await asleep.claim()}
+        assert batch.id in await asleep.claim()
+        assert batch.id in await awake.claim()
+        assert batch.id not in await asleep.claim()
         rows = [ItemAnswerRow(batch.id, 1, ItemState.COMPLETED, b"{}")]
         assert await asleep.commit(rows) == {batch.id}
         for change in (

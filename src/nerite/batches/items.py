@@ -20,7 +20,7 @@ MAX_LINE: Final = 32 << 20
 """Bytes of a line."""
 MAX_DEPTH: Final = 100
 """Levels of lists and objects in a body, as in requests of clients (``nerite.transports.http.json_text``)."""
-_MAX_VALUES: Final = 4_000_000
+MAX_VALUES: Final = 4_000_000
 _LIST_COST: Final = 16
 """Numbers or strings in a line, and how many of them a list or object counts as: while a line is parsed, no other
 thread runs."""
@@ -148,8 +148,8 @@ def _read(raw: bytes, line: int) -> _Request | ItemMistake:
     if len(raw) > MAX_LINE:
         return ItemMistake("invalid_json_line", f"The line has more than {MAX_LINE} bytes.", line)
     lists = raw.count(b"[") + raw.count(b"{")
-    if lists * _LIST_COST + raw.count(b",") > _MAX_VALUES:
-        message = f"The line has more than {_MAX_VALUES} values, of which each list or object counts as {_LIST_COST}."
+    if lists * _LIST_COST + raw.count(b",") > MAX_VALUES:
+        message = f"The line has more than {MAX_VALUES} values, of which each list or object counts as {_LIST_COST}."
         return ItemMistake("invalid_json_line", message, line)
     try:
         document = orjson.loads(raw)

@@ -42,10 +42,10 @@ _LOOK_SECONDS: Final = 1.0
 """Longest time between two looks at deadlines."""
 _STORAGE_SECONDS: Final = 2.0
 """Time between two looks at what tenants have stored."""
-_SWEEP_SECONDS: Final = 60.0
+SWEEP_SECONDS: Final = 60.0
 _LONGEST_REST: Final = 5.0
 """Seconds after which a database or a disk that has failed is tried again."""
-_MOST_ENDED: Final = 5000
+MOST_ENDED: Final = 5000
 """Batches of a tenant that are kept when they have ended."""
 _END: Final = ".end"
 """Behind the id of a batch: the unit of the loop that is its end."""
@@ -58,7 +58,7 @@ _STEPS: Final = 4
 _PAGE: Final = 128
 _PAGE_BYTES: Final = 4 << 20
 """Items, and bytes of lines, that are loaded of a batch at a time."""
-_TENANT_BYTES: Final = 64 << 20
+TENANT_BYTES: Final = 64 << 20
 """Bytes of loaded items of a tenant, beyond which only the first batch for each model gets another one."""
 _OVERDUE: Final = 10.0
 _SHORTEST_OVERDUE: Final = 600.0
@@ -182,7 +182,7 @@ class BatchRunner:
             with loop.step("storage", routine=True):
                 self.items.full = await self._store.full({batch.record.tenant for batch in self.batches.values()})
                 self._measured_at = now
-        if now - self._swept_at >= _SWEEP_SECONDS and loop.admits("sweep"):
+        if now - self._swept_at >= SWEEP_SECONDS and loop.admits("sweep"):
             with loop.step("sweep", routine=True):
                 await self._sweep()
                 self._swept_at = now
@@ -190,21 +190,20 @@ class BatchRunner:
 
     async def _claim(self, now: float) -> None:
         """Renew the leases, take over the batches of servers that have failed, and note what others have cancelled."""
-        known = list(self.batches)
-        found = {each.id: each for each in await self._store.claim()}
+        known = set(self.batches)
+        found = await self._store.claim(known)
         self._claimed_at, self.items.allowed_until = now, now + self._lease_seconds
         for name in known:
             if name not in found and name in self.batches:
                 self._lose(self.batches[name])
         for name, record in found.items():
-            batch = self.batches.get(name)
             if isinstance(record, UnreadableBatch):
                 if self.loop.admits(name):
                     self.loop.failed(name, record.error, record.tenant)
-            elif batch is None:
-                self.batches[name] = RunningBatch(record)
-            elif record.status is BatchStatus.CANCELLING:
-                batch.record = record
+            elif record is not None:
+                batch = self.batches.setdefault(name, RunningBatch(record))
+                if record.status is BatchStatus.CANCELLING:
+                    batch.record = record
 
     def _lose(self, batch: RunningBatch) -> None:
         """Leave a batch to others, and drop what is under way of it."""
@@ -215,7 +214,7 @@ class BatchRunner:
         """Remove expired files, and the oldest of many batches that have ended."""
         names = await self._store.remove_expired_files(time.time())
         await asyncio.to_thread(self._files.remove, names)
-        await self._store.remove_ended(_MOST_ENDED)
+        await self._store.remove_ended(MOST_ENDED)
 
     # Which batches are due
 
@@ -264,7 +263,7 @@ class BatchRunner:
     def _wants_items(self, batch: RunningBatch) -> bool:
         if self._stopping or batch.exhausted or len(batch.ready) >= LOW:
             return False
-        return self._loaded[batch.record.tenant] < _TENANT_BYTES or (
+        return self._loaded[batch.record.tenant] < TENANT_BYTES or (
             not batch.ready and self.planner.is_first(batch.record.id)
         )
 
@@ -376,7 +375,7 @@ class BatchRunner:
         if batch.ran_before < 0:
             batch.ran_before = loaded
         exhausted = len(items) < _PAGE
-        left = min(_PAGE_BYTES, _TENANT_BYTES - self._loaded[record.tenant])
+        left = min(_PAGE_BYTES, TENANT_BYTES - self._loaded[record.tenant])
         for count, item in enumerate(items):
             left -= item.size
             if count and left < 0:

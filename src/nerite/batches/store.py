@@ -24,6 +24,7 @@ from nerite.storage.database import Database, Transaction
 
 _FILES: Final = ", ".join(FILE_COLUMNS)
 _BATCHES: Final = ", ".join(BATCH_COLUMNS)
+_STATUS: Final = BATCH_COLUMNS.index("status")
 _ENDS: Final = tuple(str(status) for status in BatchStatus if status.is_end)
 _OPEN: Final = "status NOT IN ('" + "', '".join(_ENDS) + "')"
 """As in the index ``batches_open``."""
@@ -61,7 +62,6 @@ class ItemAnswerRow(NamedTuple):
 class UnreadableBatch(NamedTuple):
     """A batch whose row is damaged."""
 
-    id: str
     tenant: str
     error: Exception
 
@@ -150,6 +150,10 @@ class BatchStore:
                 f"{new.bytes} bytes more would exceed the {total.bytes} bytes of batch-storage-bytes, of which "
                 f"{used.bytes} are used: delete files, or raise the limit"
             )
+
+    async def use(self, tenant: str | None = None) -> BatchUse:
+        """Return what a tenant uses, or all of them."""
+        return await self._database.run(lambda transaction: _use(transaction, tenant))
 
     async def check_room(self, tenant: str, size: int) -> None:
         """Raise ``QuotaExceeded`` or ``TooLarge`` if there is no room for ``size`` bytes of a file."""
@@ -253,8 +257,11 @@ class BatchStore:
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batches", tenant, listing))
         return [BatchRecord.of_row(row) for row in rows], more
 
-    async def claim(self) -> list[BatchRecord | UnreadableBatch]:
-        """Renew the leases of this server, and take the batches whose lease is over; return all that it runs now."""
+    async def claim(self, known: Collection[str] = ()) -> dict[str, BatchRecord | UnreadableBatch | None]:
+        """Renew the leases of this server, and take the batches whose lease is over; return all that it runs now.
+
+        None stands for a batch that is ``known``, and not to be cancelled.
+        """
         owner, seconds, sole = self._lease
 
         def work(transaction: Transaction) -> list[tuple[Any, ...]]:
@@ -268,7 +275,9 @@ class BatchStore:
             statement = f"SELECT {_BATCHES} FROM batches WHERE {_OPEN} AND owner = ? ORDER BY created_at"
             return transaction.rows(statement, [owner])
 
-        return [_readable(row) for row in await self._database.run(work)]
+        found = {str(row[0]): row for row in await self._database.run(work)}
+        changed = {name for name, row in found.items() if name not in known or row[_STATUS] == BatchStatus.CANCELLING}
+        return {name: _readable(row) if name in changed else None for name, row in found.items()}
 
     async def release(self) -> None:
         """Give back all leases: another server may run the batches at once."""
@@ -487,8 +496,7 @@ def _readable(row: Sequence[Any]) -> BatchRecord | UnreadableBatch:
     try:
         return BatchRecord.of_row(row)
     except Exception as error:
-        values = dict(zip(BATCH_COLUMNS, row, strict=True))
-        return UnreadableBatch(str(values["id"]), str(values["tenant"]), error)
+        return UnreadableBatch(str(row[BATCH_COLUMNS.index("tenant")]), error)
 
 
 def _insert_items(transaction: Transaction, name: str, items: Sequence[ItemLine]) -> None:

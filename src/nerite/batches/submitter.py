@@ -74,6 +74,8 @@ class ItemSubmitter:
         self._rooms: dict[str, IdleRoom] = {}
         self._others_until: dict[str, float] = {}
         """Until when batches of a model keep their pace, because others use it."""
+        self._others: dict[str, bool] = {}
+        """Whether others use a model, as the executor has said in this turn of the event loop."""
         self._submitting = False
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -82,6 +84,11 @@ class ItemSubmitter:
     def under_way(self) -> int:
         """Number of items under way."""
         return sum(len(batch.under_way) for batch in self._batches.values())
+
+    @property
+    def models(self) -> set[str]:
+        """The models of which something is remembered."""
+        return {*self._rooms, *self._others_until}
 
     def stop(self) -> None:
         """Submit no more items."""
@@ -111,10 +118,13 @@ class ItemSubmitter:
         used = Counter[str]()
         for batch in self._batches.values():
             used[batch.record.tenant] += len(batch.under_way)
+        self._others = {}
         for key in self._planner.order(now):
             batch = self._batches[key]
             tenant = batch.record.tenant
-            if left <= 0 or not batch.ready or tenant in self.full or not self._loop.admits(key):
+            if left <= 0:
+                break
+            if not batch.ready or tenant in self.full or not self._loop.admits(key):
                 continue
             try:
                 own = min(left, self._most_of(tenant) - used[tenant])
@@ -167,9 +177,11 @@ class ItemSubmitter:
         return None
 
     def _has_others(self, model: str, now: float) -> bool:
-        """Return whether others use a model, or did a moment ago."""
-        if self._executor.has_others(model):
-            self._others_until[model] = now + _OTHERS_SECONDS
+        """Return whether others use a model, or did a moment ago; asked once for all batches of the model."""
+        if model not in self._others:
+            self._others[model] = self._executor.has_others(model)
+            if self._others[model]:
+                self._others_until[model] = now + _OTHERS_SECONDS
         return now < self._others_until.get(model, 0.0)
 
     def _room(self, batch: RunningBatch) -> IdleRoom:

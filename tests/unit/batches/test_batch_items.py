@@ -139,7 +139,7 @@ def test_what_is_accepted_can_be_loaded(levels: int) -> None:
 
 
 def test_a_line_that_would_take_long_to_parse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "_MAX_VALUES", 1000)
+    monkeypatch.setattr(items, "MAX_VALUES", 1000)
     assert not found(line(1, body={"model": "m", "a": [1] * 900})).mistakes
     for body in ([1] * 1100, [[]] * 100):
         (mistake,) = found(line(1, body={"model": "m", "a": body})).mistakes
