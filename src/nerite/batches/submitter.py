@@ -249,7 +249,7 @@ class ItemSubmitter:
             if answer.status == _QUOTA or under_way.raised:
                 batch.rests_until = now + min(max(answer.retry_after, _SHORTEST_REST), _LONGEST_REST)
             return
-        failures = batch.failures.pop(item.line, 0) + 1
+        failures = batch.failures.get(item.line, 0) + 1
         if answer.status in _FAILURES and failures < _ATTEMPTS:
             self.counts["retried"] += 1
             batch.failures[item.line] = failures
@@ -259,6 +259,7 @@ class ItemSubmitter:
         state = ItemState.COMPLETED if good else ItemState.FAILED
         line = answer_line(new_item_id(), item.custom_id, answer.status, answer.request_id, answer.body)
         self._planner.ended(batch.record.id, now - under_way.began, now)
+        batch.failures.pop(item.line, None)
         self.counts[str(state)] += 1
         batch.answers.append(ItemAnswerRow(batch.record.id, item.line, state, line, item.custom_id))
 
