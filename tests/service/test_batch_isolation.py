@@ -16,7 +16,7 @@ from nerite.batches.deadline_planner import DeadlinePlanner
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import BatchLimits, NewBatch
-from nerite.batches.store import BatchStore
+from nerite.batches.store import BatchStore, PageRequest
 from nerite.core.errors import NeriteError, RefusedData, Unavailable
 from nerite.storage.database import Database, Transaction
 from postgres_server import postgres_server
@@ -104,10 +104,9 @@ def test_an_exception_sets_its_batch_aside_and_others_go_on(
             at_end = step in ("answers", "finish")
             assert (letter.unit, letter.tenant) == (poison.id + ".end" * at_end, "alice")
             assert plant.raised >= 2
-            seen = home.batches.obstacle(poison.id)
-            assert seen is not None and seen.code == "set_aside" and letter.text in seen.message
-            document = (await home.batches.batch("alice", poison.id)).as_json(obstacle=seen)
-            assert document["errors"]["data"][0]["code"] == "set_aside"
+            (error,) = (await home.batches.batch("alice", poison.id)).as_json()["errors"]["data"]
+            assert error["code"] == "set_aside" and letter.text in error["message"]
+            assert (await home.batches.list_batches("alice", PageRequest(9)))[0][0].errors == [error]
             tried = plant.raised
             await bob_goes_on(home)
             assert plant.raised == tried, "it is not tried again"
@@ -116,7 +115,7 @@ def test_an_exception_sets_its_batch_aside_and_others_go_on(
             loop.retry(letter.unit)
             record = await home.until(poison.id, ended, tenant="alice")
             assert (record.status, record.completed) == (BatchStatus.COMPLETED, 3)
-            assert home.batches.obstacle(poison.id) is None
+            assert record.errors == []
 
     asyncio.run(run())
 
@@ -300,7 +299,7 @@ def test_answers_that_the_database_refuses_become_failed_items(tmp_path: Path, m
             assert (record.completed, record.failed) == (17, 3)
             errors = await home.content(record.error_file_id, "alice")
             assert [each["custom_id"] for each in errors] == ["item-3", "item-4", "item-17"]
-            assert {each["error"]["code"] for each in errors} == {"refused_answer"}
+            assert {each["error"]["code"] for each in errors} == {"invalid_answer"}
             assert home.batches.loop.dead_letters == []
 
     asyncio.run(run())
@@ -323,8 +322,8 @@ def test_rows_that_the_database_refuses_become_failed_items(tmp_path: Path, monk
             assert (record.status, record.total, record.completed, record.failed) == ("completed", 20, 18, 2)
             errors = await home.content(record.error_file_id)
             assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
-                ("item-3", "refused"),
-                ("item-17", "refused"),
+                ("item-3", "invalid_item"),
+                ("item-17", "invalid_item"),
             ]
 
     asyncio.run(run())
@@ -361,7 +360,7 @@ def test_items_of_a_damaged_file_fail_and_others_go_on(damage: str, tmp_path: Pa
             failed = 1 if damage == "nested" else 10
             assert (record.status, record.completed, record.failed) == (BatchStatus.COMPLETED, 40 - failed, failed)
             errors = await home.content(record.error_file_id, "alice")
-            assert {each["error"]["code"] for each in errors} == {"invalid_item"}
+            assert {each["error"]["code"] for each in errors} == {"damaged_input"}
             assert "is not in line 31 any more" in errors[0]["error"]["message"]
             assert home.batches.loop.dead_letters == []
 

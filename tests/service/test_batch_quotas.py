@@ -12,7 +12,7 @@ from test_batch_runner import UNLIMITED, URL, Executor, ended, good, house, line
 
 from nerite.admission.policy import AdmissionPolicy, parse_policy
 from nerite.batches import runner, service
-from nerite.batches.records import BatchSchema, BatchStatus
+from nerite.batches.records import BatchSchema, BatchStatus, FileRecord
 from nerite.batches.running_batch import ItemAnswer
 from nerite.batches.service import BatchLimits, NewBatch
 from nerite.batches.store import BatchLease, BatchStore, BatchUse, PageRequest
@@ -63,14 +63,31 @@ def test_one_tenant_cannot_take_all_batches(limit: str, tmp_path: Path, monkeypa
                 except QuotaExceeded as error:
                     refused.append(error.message)
             assert len(refused) == 12
-            name = "open_batches" if limit == "open" else "batch_items"
-            assert refused[0].startswith("tenant 'alice' has ")
-            assert name in refused[0] and "cancel" in refused[0]
+            what = "10 batches" if limit == "open" else "30 items in batches"
+            free = 10 if limit == "open" else 30
+            assert refused[0].startswith(
+                f"tenant 'alice' has {what} that have not ended, and may have no more than are free, which are {free}: "
+            )
+            assert refused[0].endswith(("Wait for one, or cancel one", "Wait for batches, or cancel some"))
             await home.create(3, tenant="bob")
             open_batches, _ = await home.batches.list_batches("alice", PageRequest(1))
             await home.batches.cancel("alice", open_batches[0].id)
             await home.until(open_batches[0].id, ended, tenant="alice")
             await home.batches.create("alice", new(file.id))
+
+    asyncio.run(run())
+
+
+def test_each_tenant_finds_as_much_as_the_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_OPEN", 20)
+
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor(capacity=0), policy=POLICY) as home:
+            for tenant, most in (("alice", 10), ("bob", 5), ("default", 3), ("carol", 1)):
+                for _ in range(most):
+                    await home.create(1, tenant=tenant)
+                with pytest.raises(QuotaExceeded, match=f"tenant '{tenant}' has {most} batches"):
+                    await home.create(1, tenant=tenant)
 
     asyncio.run(run())
 
@@ -83,7 +100,9 @@ def test_all_tenants_together_have_a_limit(tmp_path: Path, monkeypatch: pytest.M
         async with house(tmp_path / "batches.db", Executor(capacity=0), policy=policy) as home:
             for _ in range(4):
                 await home.create(1, tenant="alice")
-            with pytest.raises(Conflict, match="4 batches have not ended, the maximum"):
+            with pytest.raises(
+                Conflict, match="all together have 4 batches that have not ended, and may have 4: not 1"
+            ):
                 await home.create(1, tenant="bob")
 
     asyncio.run(run())
@@ -97,7 +116,7 @@ def test_without_a_policy_there_is_one_tenant(tmp_path: Path, monkeypatch: pytes
         async with house(tmp_path / "batches.db", executor, BatchLimits(concurrency=4)) as home:
             for _ in range(4):
                 await home.create(4)
-            with pytest.raises(Conflict, match="4 batches have not ended"):
+            with pytest.raises(Conflict, match="all together have 4 batches"):
                 await home.create(1)
             for answered in (1, 2):
                 await home.under_way(answered)
@@ -114,12 +133,14 @@ def test_the_limits_of_the_policy(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with house(tmp_path / "batches.db", Executor(capacity=0), policy=policy) as home:
-            with pytest.raises(QuotaExceeded, match=r"has 0 items in batches .* may have 5 \(batch_items\)"):
+            with pytest.raises(
+                QuotaExceeded, match=r"has 0 items in batches .* may have 5 \(batch_items\): not 6 more"
+            ):
                 await home.create(6, tenant="alice")
             await home.create(5, tenant="alice")
             with pytest.raises(QuotaExceeded, match=r"has 1 batches .* may have 1 \(open_batches\)"):
                 await home.create(1, tenant="alice")
-            with pytest.raises(QuotaExceeded, match=r"may have 20000 \(batch_bytes\), so not .*: delete files"):
+            with pytest.raises(QuotaExceeded, match=r"may have 20000 \(batch_bytes\): not .* more. Delete"):
                 await home.batches.upload("alice", "x", "user_data", bytes(20_000))
             with pytest.raises(QuotaExceeded, match="may have 0"):
                 await home.create(1, tenant="default")
@@ -141,8 +162,8 @@ def test_nothing_is_written_of_what_is_refused(tmp_path: Path) -> None:
             results = await asyncio.gather(
                 *(home.batches.upload("bob", "x", "user_data", bytes(4000)) for _ in range(8)), return_exceptions=True
             )
-            assert sum(isinstance(each, QuotaExceeded) for each in results) == 6
-            assert len(writes) <= 3
+            assert sum(isinstance(each, FileRecord) for each in results) == 2
+            assert len(writes) < 8
             assert (await use(tmp_path / "b.db", "bob")).bytes == 2 * (4000 + FILE)
 
     asyncio.run(run())
@@ -197,8 +218,8 @@ def test_a_batch_whose_answers_have_no_room_waits_for_it(tmp_path: Path) -> None
             _request, done = executor.waiting.pop()
             done(ItemAnswer(200, b'"' + b"x" * 30_000 + b'"'))
             await home.eventually(lambda: "alice" in home.batches.runner.items.full)
-            seen = home.batches.obstacle(batch.id)
-            assert seen is not None and seen.code == "storage_full"
+            record = await home.batches.batch("alice", batch.id)
+            assert [each["code"] for each in record.errors] == ["storage_full"]
             executor.answers = good
             while executor.waiting:
                 executor.answer()
@@ -287,11 +308,14 @@ def test_too_large_a_file_for_all_of_them(tmp_path: Path) -> None:
     async def run() -> None:
         async with house(tmp_path / "b.db", Executor(), BatchLimits(storage_bytes=20_000), policy=policy) as home:
             await home.batches.upload("a", "x", "user_data", bytes(5000))
+            assert (await use(tmp_path / "b.db")).bytes == 9096
             with pytest.raises(QuotaExceeded):
                 await home.batches.upload("a", "x", "user_data", bytes(2000))
         unlimited = parse_policy("[default]\nbatch_bytes = 1_000_000")
         async with house(tmp_path / "b.db", Executor(), BatchLimits(storage_bytes=20_000), policy=unlimited) as home:
-            with pytest.raises(TooLarge, match="batch-storage-bytes, of which 9096 are used"):
+            with pytest.raises(
+                TooLarge, match=r"have 9096 bytes .* and may have 20000 of batch-storage-bytes: not 12096 more"
+            ):
                 await home.batches.upload("a", "x", "user_data", bytes(8000))
 
     asyncio.run(run())

@@ -485,7 +485,7 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path) -> None:
             await home.under_way(2)
             executor.answer(2)
             await home.eventually(lambda: "commit" in home.batches.loop.failing)
-            assert "the database of the batches failed" in home.batches.loop.failing["commit"]
+            assert "the database of the batches does not answer" in home.batches.loop.failing["commit"]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
             database.close()

@@ -412,5 +412,5 @@ def test_a_thousand_batches_of_one_tenant_keep_no_other_out(tmp_path: Path) -> N
         new = json.dumps({"input_file_id": file.id, "endpoint": CHAT, "completion_window": "30d"}).encode()
         answers = [server.ask("POST", "/v1/batches", new, authorization="Bearer a-key") for _ in range(1100)]
         assert [status for status, _, _ in answers] == [200] * 500 + [429] * 600
-        assert b"tenant 'alice' has 500 batches that have not ended, and may have 500 (open_batches)" in answers[-1][2]
+        assert b"tenant 'alice' has 500 batches that have not ended, and may have no more than" in answers[-1][2]
         completes(bob)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -17,6 +16,9 @@ from fake_instance import OK, FakeInstance
 from nerite.core.errors import Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import Caller, InferenceRequest
+from nerite.ledger import ledger as ledger_module
+from nerite.ledger import tables
+from nerite.ledger.dead_rows import count_dead_rows, write_again
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.meter import VersionMeter
 from nerite.ledger.row import Amounts, LedgerRow, RowKey
@@ -143,6 +145,57 @@ def test_what_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     running(work())
 
 
+def test_a_row_that_is_refused_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path)
+        busy = Busy(ledger)
+        busy.run(3)
+        busy.run(1, "mallory \ud800")
+        busy.run(2, "bob")
+        assert await ledger.read(counts) == {"acme": 3, "bob": 2}
+        (told, dead) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert dead.rows > 0
+        assert abs(told.unaccounted + dead.unaccounted) < 1e-6
+        assert samples(ledger.write_metrics)["nerite_ledger_set_aside_rows_total"][""] == 1
+        assert samples(ledger.write_metrics)["nerite_ledger_waiting_rows"][""] == 0
+        assert await ledger.read(count_dead_rows) == 1
+        await ledger.close()
+
+    running(work())
+    assert "1 rows of the ledger were set aside, the first because: " in caplog.text
+    assert "lost" not in caplog.text
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise TypeError("planted")
+
+
+@pytest.mark.parametrize("broken", ["write_rows", "write_times", "running_rows", "times", "summed"])
+def test_an_exception_in_one_step_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    places = {"write_rows": tables, "write_times": tables, "summed": ledger_module}
+
+    async def work() -> None:
+        ledger = ledger_in(tmp_path, max_rows=10)
+        other = Busy(ledger, FakeInstance("other"))
+        busy = Busy(ledger, FakeInstance("busy"))
+        with monkeypatch.context() as patch:
+            patch.setattr(places.get(broken, busy.meter), broken, _raise)
+            busy.run(15)
+            other.run(15, "bob")
+            await ledger.flush()
+            assert ledger.waiting_rows == 0
+        if broken == "write_rows":
+            assert (await ledger.read(write_again))[1] == 0
+        assert await ledger.read(counts) == {"acme": 15, "bob": 15}
+        (told,) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert abs(told.unaccounted) < 1e-6
+        await ledger.close()
+
+    running(work())
+
+
 def test_the_end_of_a_version_is_written(tmp_path: Path) -> None:
     async def work() -> None:
         ledger = ledger_in(tmp_path)
@@ -183,7 +236,6 @@ def test_rows_that_the_database_refuses_keep_no_others_from_being_written(locati
         assert abs(equation.unaccounted) < 1e-6
         dead = await ledger.read(lambda each: each.rows("SELECT content FROM ledger_dead_rows ORDER BY number"))
         assert len(dead) == refused
-        assert json.loads(dead[0][0])["key"]["tenant"] == "bob"
         ledger.add(LedgerRow(ledger.next_number(), now, now, RowKey("bob"), Amounts()))
         assert (await ledger.read(counts))["bob"] == 98
         await ledger.close()

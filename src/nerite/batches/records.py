@@ -143,13 +143,13 @@ class BatchRecord:
             return replace(self, completed=self.completed + 1)
         return replace(self, failed=self.failed + 1)
 
-    def as_json(self, predicted_end: float | None = None, obstacle: BatchObstacle | None = None) -> dict[str, Any]:
-        """Return OpenAI's batch object, with our ``estimated_completion_at`` if ``predicted_end`` is known.
+    def with_error(self, code: str, message: str) -> BatchRecord:
+        """Return the batch with one more error, which is that of no line."""
+        return replace(self, errors=[*self.errors, {"code": code, "message": message, "param": None, "line": None}])
 
-        ``obstacle`` is among its errors.
-        """
-        found = [*self.errors, *([] if obstacle is None else [{**obstacle._asdict(), "param": None, "line": None}])]
-        errors = {"object": "list", "data": found} if found else None
+    def as_json(self, predicted_end: float | None = None) -> dict[str, Any]:
+        """Return OpenAI's batch object, with our ``estimated_completion_at`` if ``predicted_end`` is known."""
+        errors = {"object": "list", "data": list(self.errors)} if self.errors else None
         return {
             "id": self.id,
             "object": "batch",

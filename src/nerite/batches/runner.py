@@ -342,7 +342,9 @@ class BatchRunner:
         except RefusedData as error:
             refused = await self._refused(record.id, found.items)
             good = [item for item in found.items if item.line not in refused]
-            lines = {line: error_line(new_item_id(), name, "refused", error.message) for line, name in refused.items()}
+            lines = {
+                line: error_line(new_item_id(), name, "invalid_item", error.message) for line, name in refused.items()
+            }
             batch.record = await self._store.begin(record.id, good, found.model, time.time(), lines)
         log.info(f"batch '{record.id}' has {batch.record.total} items for '{found.model}'")
 
@@ -391,7 +393,7 @@ class BatchRunner:
                     batch.add(LoadedItem(item.line, item.custom_id, body))
                     self._loaded[record.tenant] += len(body)
                 else:
-                    self.items.fail(batch, item.line, item.custom_id, "invalid_item", body)
+                    self.items.fail(batch, item.line, item.custom_id, "damaged_input", body)
         batch.exhausted = exhausted
 
     def _bodies(self, name: str, items: Sequence[ItemLine]) -> list[bytes | str]:
@@ -518,7 +520,7 @@ class BatchRunner:
                 await self._commit_rows(batch, count // 2, ending)
                 await self._commit_rows(batch, count - count // 2, ending)
             elif isinstance(error, RefusedData) and not row.refused:
-                line = error_line(new_item_id(), row.custom_id, "refused_answer", error.message)
+                line = error_line(new_item_id(), row.custom_id, "invalid_answer", error.message)
                 batch.answers[0] = row._replace(state=ItemState.FAILED, answer=line, refused=True)
                 await self._commit_rows(batch, 1, ending)
             elif ending:

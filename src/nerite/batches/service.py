@@ -16,10 +16,10 @@ from nerite.admission.policy import AdmissionPolicy
 from nerite.batches.file_directory import FileDirectory
 from nerite.batches.items import InvalidItems, ItemFile, is_endpoint, read_items
 from nerite.batches.output_files import new_file_id
-from nerite.batches.records import BatchObstacle, BatchRecord, BatchSchema, BatchStatus, FileRecord
+from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
 from nerite.batches.runner import BatchRunner
 from nerite.batches.running_batch import ItemExecutor
-from nerite.batches.store import BatchLease, BatchQuotas, BatchStore, BatchUse, PageRequest
+from nerite.batches.store import BatchLease, BatchQuotas, BatchStore, BatchUse, PageRequest, TenantQuota
 from nerite.core.errors import InvalidArgument
 from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
@@ -33,8 +33,6 @@ MAX_OPEN: Final = 1000
 """Batches that have not ended, of all tenants together."""
 MAX_OPEN_ITEMS: Final = 2_000_000
 """Items of these."""
-_SHARE: Final = 2
-"""With a policy, a tenant without a limit of its own may have one of so many parts of the server's."""
 _AT_ONCE: Final = 0.75
 """Fraction of the items under way that may be of one tenant of a policy: the rest is left for others."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
@@ -225,11 +223,12 @@ class Batches:
 
     async def batch(self, tenant: str, name: str) -> BatchRecord:
         """Return a batch. Raises ``NotFound``."""
-        return await self._store.batch(tenant, name)
+        return self._told(await self._store.batch(tenant, name))
 
     async def list_batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""
-        return await self._store.batches(tenant, listing)
+        found, more = await self._store.batches(tenant, listing)
+        return list(map(self._told, found)), more
 
     async def cancel(self, tenant: str, name: str) -> BatchRecord:
         """Cancel a batch: what is done is kept. Raises ``NotFound``, and ``Conflict`` for one that has ended."""
@@ -241,9 +240,10 @@ class Batches:
         """Return when a batch is predicted to end; None if that is not known."""
         return self.runner.planner.predicted_end(name, time.time())
 
-    def obstacle(self, name: str) -> BatchObstacle | None:
-        """Return why nothing more is done for a batch that has not ended; None if that is not so, or not known."""
-        return self.runner.obstacle(name)
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """Return a batch with the reason why nothing more is done for it, if there is one."""
+        obstacle = None if record.status.is_end else self.runner.obstacle(record.id)
+        return record if obstacle is None else record.with_error(*obstacle)
 
 
 class _TenantShares:
@@ -254,14 +254,13 @@ class _TenantShares:
         self._most = limits.concurrency
         self._policy = policy
 
-    def quota(self, name: str) -> BatchUse | None:
+    def quota(self, name: str) -> TenantQuota | None:
         """Return what a tenant may use; None for everything."""
         policy = self._policy()
         if policy is None:
             return None
         tenant = policy.tenant(name)
-        given = (tenant.open_batches, tenant.batch_items, tenant.batch_bytes)
-        return BatchUse(*(each // _SHARE if own is None else own for own, each in zip(given, self.total, strict=True)))
+        return TenantQuota(tenant.open_batches, tenant.batch_items, tenant.batch_bytes)
 
     def weight(self, name: str) -> float:
         """Return the weight of a tenant."""

@@ -91,11 +91,19 @@ class BatchUse(NamedTuple):
     """Bytes of files, outputs included, and of items and answers in the database."""
 
 
+class TenantQuota(NamedTuple):
+    """What a tenant may use; None for as much as is left free."""
+
+    open: int | None = None
+    items: int | None = None
+    bytes: int | None = None
+
+
 class BatchQuotas(NamedTuple):
     """What all tenants together may use, and each of them."""
 
     total: BatchUse
-    of: Callable[[str], BatchUse | None]
+    of: Callable[[str], TenantQuota | None]
     """Return what a tenant may use; None for everything."""
 
 
@@ -116,40 +124,25 @@ class BatchStore:
     def _check_room(self, transaction: Transaction, tenant: str, new: BatchUse) -> None:
         """Raise ``QuotaExceeded`` for what a tenant may not use, ``Conflict`` or ``TooLarge`` for the server's limits.
 
-        Limits of which ``new`` uses nothing are not looked at.
+        Limits of which ``new`` uses nothing are not looked at. A tenant without a quota may have no more than are left
+        free (dynamic thresholds): alone half of all, and the next tenant finds as much as each of the others has.
         """
-        total, quota = self._quotas.total, self._quotas.of(tenant)
-        if quota is not None:
-            used = _use(transaction, tenant)
-            of_tenant = f"tenant '{tenant}' has"
-            if new.open and used.open + new.open > quota.open:
-                raise QuotaExceeded(
-                    f"{of_tenant} {used.open} batches that have not ended, and may have {quota.open} (open_batches): "
-                    "wait for one, or cancel one"
+        total, used, own = self._quotas.total, _use(transaction), _use(transaction, tenant)
+        quota = self._quotas.of(tenant)
+        for index, limit in enumerate(_LIMITS):
+            wanted, free = new[index], total[index] - used[index]
+            if wanted > max(free, 0):
+                raise limit.error(
+                    f"all together have {used[index]} {limit.what}, and may have {total[index]}{limit.of_all}: not "
+                    f"{wanted} more. {limit.remedy}"
                 )
-            if new.items and used.items + new.items > quota.items:
+            most = None if quota is None else quota[index]
+            if wanted and quota is not None and own[index] + wanted > (free if most is None else most):
+                allowed = f"no more than are free, which are {free}" if most is None else f"{most} ({limit.of_tenant})"
                 raise QuotaExceeded(
-                    f"{of_tenant} {used.items} items in batches that have not ended, and may have {quota.items} "
-                    f"(batch_items), so not {new.items} more: wait for batches, or cancel some"
+                    f"tenant '{tenant}' has {own[index]} {limit.what}, and may have {allowed}: not {wanted} more. "
+                    f"{limit.remedy}"
                 )
-            if new.bytes and used.bytes + new.bytes > quota.bytes:
-                raise QuotaExceeded(
-                    f"{of_tenant} {used.bytes} bytes of files, outputs, items and answers of batches, and may have "
-                    f"{quota.bytes} (batch_bytes), so not {new.bytes} more: delete files, or wait for batches"
-                )
-        used = _use(transaction)
-        if new.open and used.open + new.open > total.open:
-            raise Conflict(f"{used.open} batches have not ended, the maximum: wait for one, or cancel one")
-        if new.items and used.items + new.items > total.items:
-            raise Conflict(
-                f"batches that have not ended have {used.items} items, {new.items} more would exceed the maximum of "
-                f"{total.items}: wait for batches, or cancel some"
-            )
-        if new.bytes and used.bytes + new.bytes > total.bytes:
-            raise TooLarge(
-                f"{new.bytes} bytes more would exceed the {total.bytes} bytes of batch-storage-bytes, of which "
-                f"{used.bytes} are used: delete files, or raise the limit"
-            )
 
     async def use(self, tenant: str | None = None) -> BatchUse:
         """Return what a tenant uses, or all of them."""
@@ -164,10 +157,16 @@ class BatchStore:
         """Return those of the tenants for whom no more answers may be stored."""
 
         def work(transaction: Transaction) -> set[str]:
-            if _use(transaction).bytes >= self._quotas.total.bytes:
+            total = self._quotas.total.bytes
+            if _use(transaction).bytes >= total:
                 return set(tenants)
-            quotas = {tenant: quota for tenant in tenants if (quota := self._quotas.of(tenant)) is not None}
-            return {tenant for tenant, quota in quotas.items() if _use(transaction, tenant).bytes >= quota.bytes}
+            quotas = {tenant: quota.bytes for tenant in tenants if (quota := self._quotas.of(tenant)) is not None}
+            # What has begun goes on until it uses half of all: others may have used up what was free.
+            return {
+                tenant
+                for tenant, most in quotas.items()
+                if _use(transaction, tenant).bytes >= (total // 2 if most is None else most)
+            }
 
         return await self._database.run(work)
 
@@ -473,6 +472,31 @@ class BatchStore:
             return _change(transaction, name, values)
 
         return await self._database.run(work)
+
+
+class _Limit(NamedTuple):
+    """What the errors for a limit say."""
+
+    what: str
+    of_tenant: str
+    """The setting of the policy."""
+    of_all: str
+    remedy: str
+    error: type[NeriteError]
+    """For what exceeds the limit of the server."""
+
+
+_LIMITS: Final = (
+    _Limit("batches that have not ended", "open_batches", "", "Wait for one, or cancel one", Conflict),
+    _Limit("items in batches that have not ended", "batch_items", "", "Wait for batches, or cancel some", Conflict),
+    _Limit(
+        "bytes of files, items and answers of batches",
+        "batch_bytes",
+        " of batch-storage-bytes",
+        "Delete files, or wait for batches",
+        TooLarge,
+    ),
+)
 
 
 class _Undone(Exception):

@@ -18,6 +18,8 @@ from nerite.core.text import MAX_NAME, quoted_text, text_error
 _MAX_MEMBERS: Final = 20_000
 """Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
+_MAX_FILE_NAME: Final = 255
+"""Bytes that file systems allow."""
 _UTF8: Final = "Write text as UTF-8; only the data of a BYTES input may be other bytes."
 _Path: TypeAlias = "tuple[_Path, str | int] | None"
 
@@ -101,7 +103,7 @@ def target_error(path: str) -> str | None:
     return None
 
 
-# File names from configurations, which must stay within their directory.
+# File names from configurations, archives and stores, which must stay within their directory.
 
 
 def escapes_directory(name: str) -> bool:
@@ -117,3 +119,14 @@ def check_inside_directory(name: str, what: str, directory: PurePath | str) -> N
     """Raise ``InvalidArgument`` if ``name`` escapes ``directory``; ``what`` names the setting in the message."""
     if escapes_directory(name):
         raise InvalidArgument(f"{what} must stay within {directory}")
+
+
+def is_file_path(path: str) -> bool:
+    """Return whether a path of others is safe to create below a directory: relative, plain and of bounded length."""
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and "\\" not in path
+        and len(path.encode(errors="replace")) <= MAX_NAME
+        and all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= _MAX_FILE_NAME for part in parts)
+    )

@@ -40,6 +40,7 @@ open_batches = 10
 batch_items = 2_000
 batch_bytes = 1_000_000
 retry_fraction = 0.25
+sequence_share = 0.5
 [default]
 requests_per_minute = 60
 [llms."*"]
@@ -64,6 +65,7 @@ def test_what_a_file_says() -> None:
     assert (acme.level, acme.weight, acme.concurrency, acme.retry_fraction) == ("high", 3, 4, 0.25)
     assert (acme.open_batches, acme.batch_items, acme.batch_bytes) == (10, 2000, 1_000_000)
     assert (policy.everybody.open_batches, policy.everybody.batch_items, policy.everybody.batch_bytes) == (None,) * 3
+    assert (acme.sequence_share, policy.everybody.sequence_share) == (0.5, 0.75)
     assert (acme.input_tokens, acme.output_tokens, acme.requests) == (
         RateLimit(1000, 1000),
         RateLimit(600, 100),
@@ -142,6 +144,7 @@ def test_an_empty_file_limits_queues_alone() -> None:
         ("tenants.t.wieght = 2", "p:1: tenants.t.wieght: is not known. Did you mean weight?"),
         ("tenants = {t = {wieght = 2}}", "p:1: tenants.t.wieght: is not known. Did you mean weight?"),
         ("[tenants.t]\nretry_fraction = 2", "p:2: tenants.t.retry_fraction: must be a number from 0 to 1"),
+        ("[tenants.t]\nsequence_share = 0", "p:2: tenants.t.sequence_share: must be a number above 0, 1 at most"),
         ("[tenants.t]\nkeys = 'secret'", "p:2: tenants.t.keys: must be a list of non-empty strings"),
         (
             "[tenants.t]\nkeys = ['a', 'sha256:b']",

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qsl
 
-from nerite.admission.policy import EVERYBODY
 from nerite.batches.items import InvalidItems, is_name
 from nerite.batches.records import BatchRecord, FileRecord
 from nerite.batches.service import NewBatch
 from nerite.batches.store import PageRequest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
-from nerite.core.request import CancelReason, RequestHeader
+from nerite.core.request import EVERYBODY, CancelReason, RequestHeader
 from nerite.core.text import quoted_text
 from nerite.llm.openai.errors import ApiError, reply_of
 from nerite.llm.openai.fields import Fields, missing, wrong_value
@@ -152,18 +151,14 @@ class BatchApi:
 
     async def _list(self, batches: Batches, tenant: str, listing: PageRequest) -> Reply:
         found, more = await batches.list_batches(tenant, listing)
-        return _list_reply([_document(batches, each) for each in found], more)
+        return _list_reply([each.as_json(batches.predicted_end(each.id)) for each in found], more)
 
     async def _cancel(self, batches: Batches, tenant: str, name: str) -> Reply:
         return _batch_reply(batches, await batches.cancel(tenant, name))
 
 
 def _batch_reply(batches: Batches, record: BatchRecord) -> Reply:
-    return json_reply(_document(batches, record))
-
-
-def _document(batches: Batches, record: BatchRecord) -> dict[str, Any]:
-    return record.as_json(batches.predicted_end(record.id), batches.obstacle(record.id))
+    return json_reply(record.as_json(batches.predicted_end(record.id)))
 
 
 def _list_reply(found: Sequence[Mapping[str, Any]], more: bool) -> Reply:
