@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import cast
@@ -12,7 +13,7 @@ from test_exchange import Client, exchange, made_pool
 
 from nerite.balancing.member import AttemptEnd
 from nerite.ledger.ledger import Ledger
-from nerite.ledger.row import LedgerRow
+from nerite.ledger.row import LedgerRow, WallClock
 from nerite.router.accounting import RouterLedger
 from nerite.router.exchange import RoutedExchange
 from nerite.router.pools import RouterPool
@@ -26,6 +27,7 @@ class Rows:
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []
         self.add = self.rows.append
+        self.wall = WallClock(time.time_ns() - time.monotonic_ns())
         self._numbers = count(1)
 
     def next_number(self) -> int:
