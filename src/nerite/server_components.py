@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nerite.admission.policy import AdmissionPolicy
 from nerite.admission.policy_file import WatchedPolicy, open_policy
 from nerite.admission.tenants import TenantAdmission
 from nerite.backends.python import environments
@@ -204,11 +205,11 @@ class ServerComponents:
         tenants = self.tenant_admission
         executor = self.ports.item_executor()
 
-        def weight_of(tenant: str) -> float:
-            return tenants.policy.tenant(tenant).weight
+        def policy() -> AdmissionPolicy | None:
+            return tenants.policy if tenants.in_force else None
 
         self.batches = self.ports.batches = await asyncio.to_thread(
-            Batches, options.database, options.directory, executor, limits, weight_of
+            Batches, options.database, options.directory, executor, limits, policy
         )
 
     def background_work(self, server: InferenceServer) -> Iterator[BackgroundWork]:

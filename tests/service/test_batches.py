@@ -279,7 +279,7 @@ def test_the_limits_of_flags(tmp_path: Path) -> None:
         f"--batches={tmp_path / 'batches.db'}",
         f"--batch-files={tmp_path / 'elsewhere'}",
         "--batch-concurrency=3",
-        "--batch-storage-bytes=2000",
+        "--batch-storage-bytes=12000",
     )
     with serving(tmp_path / "models", tmp_path / "log", *flags) as server, connected(server) as client:
         with pytest.raises(openai.APIStatusError, match="batch-storage-bytes") as found:
@@ -331,3 +331,86 @@ def test_tenants_and_front_processes(tmp_path: Path) -> None:
         assert umbrella.batches.list().data == []
         admitted = {(use["tenant"], use["class"]): use["admitted"] for use in server.json("GET", "/v2/quota")["use"]}
         assert admitted == {("acme", "idle"): 20}
+
+
+TENANTS = '[tenants.alice]\nkeys = ["a-key"]\n[tenants.bob]\nkeys = ["b-key"]\n'
+POISON = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"words","messages":'
+POISON += b"[" * 300 + b"]" * 300 + b"}}"
+
+
+def completes(client: openai.OpenAI) -> None:
+    """Have a batch complete, for a model that nobody else uses."""
+    file = upload(client, *(chat(n, "other") for n in range(5)))
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert wait(client, batch).request_counts.completed == 5
+
+
+def test_poison_of_one_tenant_does_not_stop_others(tmp_path: Path) -> None:
+    """Files that could not be loaded, also of batches that were validated before, across restarts."""
+    engine(tmp_path / "models", "words")
+    engine(tmp_path / "models", "other")
+    (tmp_path / "policy.toml").write_text(TENANTS)
+    flags = (f"--batches={tmp_path / 'batches.db'}", f"--policy-file={tmp_path / 'policy.toml'}")
+    files = []
+    with (
+        serving(tmp_path / "models", tmp_path / "log", *flags) as server,
+        connected(server, "a-key") as alice,
+        connected(server, "b-key") as bob,
+    ):
+        with pytest.raises(openai.BadRequestError, match="Line 1: 'body' is nested deeper than 100 levels"):
+            alice.files.create(file=("in.jsonl", POISON), purpose="batch")
+        for _ in range(2):
+            files.append(upload(alice, *(chat(n, text="for ever") for n in range(200))).id)
+            batch = alice.batches.create(input_file_id=files[-1], endpoint=CHAT, completion_window="24h")
+            wait(alice, batch, lambda now: now.request_counts.total == 200)
+        completes(bob)
+    nested, shortened = (tmp_path / "batches.db.files" / name for name in files)
+    nested.write_bytes(POISON * 200)
+    os.truncate(shortened, 200)
+    for _ in range(2):
+        with (
+            serving(tmp_path / "models", tmp_path / "log", *flags) as server,
+            connected(server, "a-key") as alice,
+            connected(server, "b-key") as bob,
+        ):
+            completes(bob)
+            for batch in alice.batches.list().data:
+                wait(alice, batch, lambda now: now.request_counts.failed == 200 - (now.input_file_id == files[1]))
+            assert server.ask("GET", "/v2/health/ready")[0] == 200
+
+
+@pytest.mark.parametrize("url", ["/v2/models/zz ABC\r\nX-Nerite-Tenant: bob\r\n/infer", "/v2/models/a%2fb/infer"])
+def test_the_url_of_an_item_is_a_path(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="'url' must be one of"):
+        upload(client, {"custom_id": "one", "url": url, "body": {}})
+    file = upload(client, chat(1))
+    with pytest.raises(openai.BadRequestError, match="Invalid value for 'endpoint'"):
+        client.batches.create(input_file_id=file.id, endpoint=url, completion_window="1h")  # type: ignore[arg-type]
+
+
+def test_names_without_control_characters(server: Serving) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--x\r\n'
+    form += b'Content-Disposition: form-data; name="file"; filename="a\0b"\r\n\r\nx\r\n--x--\r\n'
+    status, _, _ = server.ask("POST", "/v1/files", form, content_type="multipart/form-data; boundary=x")
+    assert status == 400
+    for path in ("/v1/files/a%00b", "/v1/batches/a%00b", "/v1/files/a%00b/content"):
+        assert server.ask("GET", path)[0] == 404
+    assert server.ask("GET", "/v1/files?after=a%00b")[0] == 400
+
+
+def test_a_thousand_batches_of_one_tenant_keep_no_other_out(tmp_path: Path) -> None:
+    engine(tmp_path / "models", "words")
+    engine(tmp_path / "models", "other")
+    (tmp_path / "policy.toml").write_text(TENANTS)
+    flags = (f"--batches={tmp_path / 'batches.db'}", f"--policy-file={tmp_path / 'policy.toml'}")
+    with (
+        serving(tmp_path / "models", tmp_path / "log", *flags) as server,
+        connected(server, "a-key") as alice,
+        connected(server, "b-key") as bob,
+    ):
+        file = upload(alice, *(chat(n, text="for ever") for n in range(100)))
+        new = json.dumps({"input_file_id": file.id, "endpoint": CHAT, "completion_window": "30d"}).encode()
+        answers = [server.ask("POST", "/v1/batches", new, authorization="Bearer a-key") for _ in range(1100)]
+        assert [status for status, _, _ in answers] == [200] * 500 + [429] * 600
+        assert b"tenant 'alice' has 500 batches that have not ended, and may have no more than" in answers[-1][2]
+        completes(bob)

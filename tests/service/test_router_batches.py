@@ -15,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from test_batches import output, upload, wait
+from test_batches import POISON, output, upload, wait
 
 from nerite.storage.database import Database
 from postgres_server import postgres_server
@@ -248,3 +248,33 @@ def test_no_answer_is_lost_or_paid_twice_when_a_router_is_killed(postgres: str, 
     again = {name.replace("text ", "item-") for name, count in asked_for.items() if count > 1}
     assert committed.isdisjoint(again)
     assert max(asked_for.values()) <= 2
+
+
+def test_a_damaged_file_of_one_tenant_does_not_stop_others(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('[tenants.alice]\nkeys = ["a-key"]\n[tenants.bob]\nkeys = ["b-key"]\n')
+    settings = with_batches(tmp_path, 'policy-file = "policy.toml"\n')
+
+    def busy(asked: Received, connection: socket.socket) -> bytes:
+        return response(b"{}", 503)
+
+    with stand_ins(1, busy) as (member,):
+        with routing(tmp_path, pool(member.address), router=settings) as router, connected(router, "a-key") as alice:
+            with pytest.raises(openai.BadRequestError, match="nested deeper than 100 levels"):
+                alice.files.create(file=("in.jsonl", POISON), purpose="batch")
+            with pytest.raises(openai.BadRequestError, match="'url' must be one of"):
+                upload(alice, {**tensors(1), "url": "/v2/models/zz ABC\r\nX-Nerite-Tenant: bob\r\nX: 1/infer"})
+            batch = create(alice, [chat(n) for n in range(200)])
+            wait(alice, batch, lambda now: now.request_counts.total == 200)
+        content = tmp_path / "batches.db.files" / batch.input_file_id
+        os.truncate(content, content.stat().st_size // 2)
+        member.answer = lambda asked, connection: response(ANSWER)
+        with (
+            routing(tmp_path, pool(member.address), router=settings) as router,
+            connected(router, "a-key") as alice,
+            connected(router, "b-key") as bob,
+        ):
+            assert wait(bob, create(bob, [chat(n) for n in range(5)])).request_counts.completed == 5
+            batch = wait(alice, batch)
+            assert batch.status == "completed"
+            assert batch.request_counts.failed >= 99
+            assert batch.request_counts.completed + batch.request_counts.failed == 200

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_batch_runner import Executor, ended, good, house
+from test_batch_runner import UNLIMITED, Executor, ended, good, house
 
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, ItemState
 from nerite.batches.service import BatchLimits
@@ -79,7 +79,7 @@ def test_a_batch_is_cancelled_through_another_server(postgres: str, tmp_path: Pa
 
 def test_a_server_that_has_slept_changes_nothing_of_what_others_have_taken(postgres: str, tmp_path: Path) -> None:
     def store(owner: str, seconds: float) -> BatchStore:
-        return BatchStore(database, BatchLease(owner, seconds, sole=False))
+        return BatchStore(database, BatchLease(owner, seconds, sole=False), UNLIMITED)
 
     async def run() -> None:
         asleep, awake = store("asleep", 0.0), store("awake", 600.0)
@@ -87,9 +87,9 @@ def test_a_server_that_has_slept_changes_nothing_of_what_others_have_taken(postg
         async with house(postgres, executor, SHORT, str(tmp_path)) as home:
             batch = await home.create(2)
             await home.under_way(1)
-        assert batch.id in {each.id for each in await asleep.claim()}
-        assert batch.id in {each.id for each in await awake.claim()}
-        assert batch.id not in {each.id for each in await asleep.claim()}
+        assert batch.id in await asleep.claim()
+        assert batch.id in await awake.claim()
+        assert batch.id not in await asleep.claim()
         rows = [ItemAnswerRow(batch.id, 1, ItemState.COMPLETED, b"{}")]
         assert await asleep.commit(rows) == {batch.id}
         for change in (
@@ -121,7 +121,7 @@ def test_nothing_runs_once_the_lease_is_over_and_the_database_away(postgres: str
             database.call(lambda each: each.execute("ALTER TABLE batches RENAME TO hidden"))
             await home.under_way(0)
             assert executor.cancelled == 1
-            assert home.batches.runner.under_way == 0
+            assert home.batches.runner.items.under_way == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batches"))
             database.close()
             await home.under_way(1)

@@ -82,6 +82,12 @@ class Tenant:
     """Tokens of input and output in a calendar month, over all servers; 0 for no limit."""
     money_per_month: int = 0
     """What these tokens may cost, in millionths of the currency of the price list; 0 for no limit."""
+    open_batches: int | None = None
+    """Maximum number of batches that have not ended; None for a share of the server's maximum."""
+    batch_items: int | None = None
+    """Maximum number of items in these; None as above."""
+    batch_bytes: int | None = None
+    """Maximum bytes of files, outputs, items and answers of batches; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +226,14 @@ _TENANT: Final = {
     "sequence_share": _SHARE,
     "tokens_per_month": _COUNT,
     "money_per_month": _MONEY,
+    "open_batches": _COUNT,
+    "batch_items": _COUNT,
+    "batch_bytes": _COUNT,
 }
-_PLAIN: Final = ("weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month")
+_PLAIN: Final = (
+    "weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month", "open_batches", "batch_items",
+    "batch_bytes",
+)  # fmt: skip
 """Settings of a tenant that are taken as they are."""
 _NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
 _LLM: Final = {

@@ -22,11 +22,15 @@ _RATE_SECONDS: Final = 15.0
 _LEAST_EVENTS: Final = 32
 _MOST_EVENTS: Final = 512
 """A rate is measured over so many seconds, but at least and at most over so many events."""
+_LEAST_RATE: Final = 1e-6
+"""Items a second below which nothing is predicted."""
 _GRACE: Final = 0.1
 _LONGEST_GRACE: Final = 60.0
 """Fraction of its window, and seconds, for which a new batch is not raised: its rate is not known yet."""
 _SPARE: Final = 1.25
 """Factor on the number of items at once that a raised batch is computed to need."""
+_REFRESH_SECONDS: Final = 0.1
+"""Time for which predictions hold, unless batches come or go: there may be many, and many items a second."""
 _PACE: Final = 0.6
 """Fraction of the time left in which a paced batch ends."""
 
@@ -66,6 +70,8 @@ class _Lane:
         """Seconds of its items divided by its weight."""
         self.rate = RecentRate(now)
         self.batches: dict[str, _Planned] = {}
+        self.rest: list[str] = []
+        """Those that are not raised, by their deadlines."""
 
     def by_deadline(self) -> list[_Planned]:
         return sorted(self.batches.values(), key=lambda batch: batch.deadline)
@@ -91,6 +97,9 @@ class DeadlinePlanner:
     def __init__(self) -> None:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._batches: dict[str, _Planned] = {}
+        self._raised: list[str] = []
+        self._refreshed_at = -math.inf
+        """When it was decided which batches are raised."""
 
     def knows(self, key: str) -> bool:
         """Return whether a batch is planned."""
@@ -107,11 +116,23 @@ class DeadlinePlanner:
             lane = self._lanes[tenant, model] = _Lane(weight, used, now)
         lane.weight = weight
         self._batches[key] = lane.batches[key] = _Planned(key, lane, left, now, deadline)
+        self._refreshed_at = -math.inf
+
+    def is_first(self, key: str) -> bool:
+        """Return whether a batch is the first of its lane."""
+        batch = self._batches.get(key)
+        return batch is not None and min(batch.lane.batches.values(), key=_deadline) is batch
+
+    def mean_seconds(self, key: str) -> float:
+        """Return the seconds that an item of a batch takes; 0 if that is not known."""
+        batch = self._batches.get(key)
+        return 0.0 if batch is None else batch.seconds
 
     def remove(self, key: str) -> None:
         """Forget a batch."""
         batch = self._batches.pop(key, None)
         if batch is not None:
+            self._refreshed_at = -math.inf
             del batch.lane.batches[key]
             if not batch.lane.batches:
                 self._lanes = {name: lane for name, lane in self._lanes.items() if lane.batches}
@@ -129,15 +150,31 @@ class DeadlinePlanner:
 
     def order(self, now: float) -> list[str]:
         """Return the batches in the order in which they get idle room: those in danger first."""
-        raised = sorted((batch for batch in self._batches.values() if self._update(batch, now)), key=_deadline)
-        lanes = sorted((lane for lane in self._lanes.values() if lane.batches), key=lambda lane: lane.used)
-        rest = [batch for lane in lanes for batch in lane.by_deadline() if not batch.raised]
-        return [batch.key for batch in (*raised, *rest)]
+        self._keep_fresh(now)
+        lanes = sorted(self._lanes.values(), key=lambda lane: lane.used)
+        return [*self._raised, *(key for lane in lanes for key in lane.rest)]
+
+    def _keep_fresh(self, now: float) -> None:
+        """Raise or lower all batches by their predictions, and order those of each lane, if that is due."""
+        if 0 <= now - self._refreshed_at < _REFRESH_SECONDS:
+            return
+        raised: list[_Planned] = []
+        for lane in self._lanes.values():
+            rate, ahead, lane.rest = lane.rate.value(now), 0, []
+            for batch in lane.by_deadline():
+                ahead += batch.left
+                if self._update(batch, now, ahead, rate):
+                    raised.append(batch)
+                else:
+                    lane.rest.append(batch.key)
+        self._raised = [batch.key for batch in sorted(raised, key=_deadline)]
+        self._refreshed_at = now
 
     def needs(self, key: str, now: float) -> int:
         """Return how many items of a batch must be under way to reach its deadline; 0 if idle room is enough."""
+        self._keep_fresh(now)
         batch = self._batches.get(key)
-        if batch is None or not self._update(batch, now):
+        if batch is None or not batch.raised or not batch.left:
             return 0
         return self._at_once(batch, now, RAISE / _SPARE)
 
@@ -159,7 +196,7 @@ class DeadlinePlanner:
         """Return when a batch ends at the rate that was measured; None if none was."""
         batch = self._batches.get(key)
         rate = 0.0 if batch is None else batch.lane.rate.value(now)
-        if batch is None or rate < 1e-6:
+        if batch is None or rate < _LEAST_RATE:
             return None
         return now + sum(self._ahead(batch)) / rate
 
@@ -170,14 +207,17 @@ class DeadlinePlanner:
             if other is not batch and other.deadline < batch.deadline:
                 yield other.left
 
-    def _update(self, batch: _Planned, now: float) -> bool:
-        """Raise or lower a batch by its prediction; return whether it is raised."""
+    @staticmethod
+    def _update(batch: _Planned, now: float, ahead: int, rate: float) -> bool:
+        """Raise or lower a batch by its prediction; return whether it is raised.
+
+        ``ahead``: items of the batch and of those before it. ``rate``: of its lane.
+        """
         if not batch.left:
             return False
         if now - batch.began < min(_GRACE * (batch.deadline - batch.began), _LONGEST_GRACE):
             return False
-        end = self.predicted_end(batch.key, now)
-        used = math.inf if end is None else (end - now) / max(batch.deadline - now, 1e-3)
+        used = math.inf if rate < _LEAST_RATE else ahead / rate / max(batch.deadline - now, 1e-3)
         batch.raised = used > (LOWER if batch.raised else RAISE)
         return batch.raised
 

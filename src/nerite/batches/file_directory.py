@@ -57,25 +57,34 @@ class FileDirectory:
         writer.commit()
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading. Raises ``NotFound``."""
+        """Open a file for reading. Raises ``NotFound``, or ``Unavailable`` if the disk fails."""
         try:
             return self._path(name).open("rb")
-        except OSError as error:
+        except FileNotFoundError as error:
             raise NotFound(f"the content of file '{name}' is lost: {error.strerror}") from None
+        except OSError as error:
+            raise Unavailable(f"file '{name}' cannot be read: {error.strerror}") from error
 
     def read_lines(self, name: str, places: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Return parts of a file, each given by its position and size."""
+        """Return parts of a file, each given by its position and size; those behind its end are shorter.
+
+        Raises like ``open``.
+        """
         with self.open(name) as file:
             found = []
-            for position, size in places:
-                file.seek(position)
-                found.append(file.read(size))
+            try:
+                for position, size in places:
+                    file.seek(position)
+                    found.append(file.read(size))
+            except OSError as error:
+                raise Unavailable(f"file '{name}' cannot be read: {error.strerror}") from error
             return found
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that do not exist are passed over."""
+        """Remove files; those that do not exist, or cannot be removed, are passed over until the next start."""
         for name in names:
-            self._path(name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
 
     def remove_others(self, names: Collection[str]) -> None:
         """Remove all files but these: a crash leaves files that no row names."""

@@ -9,21 +9,28 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import orjson
 
-from nerite.core.errors import NeriteError
+from nerite.core.client_text import target_error
+from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.text import quoted_text, text_error
 
 OPENAI_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-_INFER: Final = re.compile(r"/v2/models/([^/\s?#%\x00-\x1f\x7f-\U0010ffff]+)(?:/versions/[0-9]+)?/infer")
-"""A request target without anything that means something else to whoever parses it, such as an end of line."""
+_INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/[0-9]+)?/infer")
 MAX_ITEMS: Final = 50_000
 MAX_LINE: Final = 32 << 20
 """Bytes of a line."""
+MAX_DEPTH: Final = 100
+"""Levels of lists and objects in a body, as in requests of clients (``nerite.transports.http.json_text``)."""
+MAX_VALUES: Final = 4_000_000
+_LIST_COST: Final = 16
+"""Numbers or strings in a line, and how many of them a list or object counts as: while a line is parsed, no other
+thread runs."""
+_ROW_BYTES: Final = 200
+"""Bytes that an item takes in the database, without its custom id and its answer."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _MARK: Final = b"\xef\xbb\xbf"
 """Byte order mark, which some editors put at the beginning of UTF-8."""
 _MAX_ERRORS: Final = 50
 """Mistakes that are listed of a file."""
-_MANY: Final = 100
-"""Brackets of a line above which it is found out how deeply they are nested."""
 _SLICE: Final = 64
 _PAUSE: Final = 0.0005
 """After so many lines a thread sleeps, so that the event loop can take the interpreter's lock."""
@@ -62,10 +69,29 @@ class ItemFile(NamedTuple):
     model: str
     """Model of all items."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that the items take in the database before they have answers."""
+        return sum(_ROW_BYTES + len(item.custom_id.encode()) for item in self.items)
+
+
+class _Request(NamedTuple):
+    """The request in a line."""
+
+    custom_id: str
+    url: str
+    model: str
+    body: Mapping[str, Any]
+
 
 def is_endpoint(url: str) -> bool:
     """Return whether requests to ``url`` can be items."""
-    return url in OPENAI_ENDPOINTS or _INFER.fullmatch(url) is not None
+    return url in OPENAI_ENDPOINTS or (_INFER.fullmatch(url) is not None and target_error(url) is None)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can name something: not empty, of bounded length, without control characters."""
+    return bool(text) and text_error(text) is None and _CONTROL.search(text) is None
 
 
 def read_items(file: BinaryIO, endpoint: str = "") -> ItemFile:
@@ -81,7 +107,7 @@ def read_items(file: BinaryIO, endpoint: str = "") -> ItemFile:
         if isinstance(found, ItemMistake):
             mistakes.append(found)
             continue
-        custom_id, url, own_model = found
+        custom_id, url, own_model, _ = found
         endpoint, model = endpoint or url, model or own_model
         if url != endpoint:
             message = f"The URL '{quoted_text(url)}' does not match the endpoint '{quoted_text(endpoint)}'."
@@ -118,10 +144,13 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
             return
 
 
-def _read(raw: bytes, line: int) -> tuple[str, str, str] | ItemMistake:
-    """Return custom id, URL and model of a line."""
+def _read(raw: bytes, line: int) -> _Request | ItemMistake:
     if len(raw) > MAX_LINE:
         return ItemMistake("invalid_json_line", f"The line has more than {MAX_LINE} bytes.", line)
+    lists = raw.count(b"[") + raw.count(b"{")
+    if lists * _LIST_COST + raw.count(b",") > MAX_VALUES:
+        message = f"The line has more than {MAX_VALUES} values, of which each list or object counts as {_LIST_COST}."
+        return ItemMistake("invalid_json_line", message, line)
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -136,53 +165,58 @@ def _read(raw: bytes, line: int) -> tuple[str, str, str] | ItemMistake:
         if document.get(name) is None:
             return ItemMistake("missing_required_parameter", f"Missing required parameter: '{name}'.", line, name)
     custom_id, url, body = document["custom_id"], document["url"], document["body"]
-    if not isinstance(custom_id, str) or not custom_id or text_error(custom_id):
-        return ItemMistake(
-            "invalid_custom_id", "'custom_id' must be a string of 1 to 1024 characters.", line, "custom_id"
-        )
+    if not isinstance(custom_id, str) or not is_name(custom_id):
+        message = "'custom_id' must be a string of 1 to 1024 characters without control characters."
+        return ItemMistake("invalid_custom_id", message, line, "custom_id")
     if document.get("method", "POST") != "POST":
         return ItemMistake("invalid_method", "'method' must be 'POST'.", line, "method")
     if not isinstance(url, str) or text_error(url) or not is_endpoint(url):
         endpoints = ", ".join(OPENAI_ENDPOINTS)
-        message = f"'url' must be one of {endpoints}, or /v2/models/NAME/infer."
+        message = f"'url' must be one of {endpoints}, or /v2/models/NAME/infer, where NAME is percent-encoded."
         return ItemMistake("invalid_url", message, line, "url")
     if not isinstance(body, dict):
         return ItemMistake("invalid_request", "'body' must be an object.", line, "body")
-    if (raw.count(b"[") + raw.count(b"{")) > _MANY and not _can_be_written(body):
-        return ItemMistake("invalid_request", "'body' is nested too deeply.", line, "body")
+    if lists > MAX_DEPTH and _is_too_deep(body):
+        return ItemMistake("invalid_request", f"'body' is nested deeper than {MAX_DEPTH} levels.", line, "body")
     if body.get("stream"):
         return ItemMistake("invalid_request", "The answers of a batch are not streamed.", line, "body.stream")
-    return _model(custom_id, url, body, line)
+    return _with_model(custom_id, url, body, line)
 
 
-def _model(custom_id: str, url: str, body: Mapping[str, Any], line: int) -> tuple[str, str, str] | ItemMistake:
+def _with_model(custom_id: str, url: str, body: Mapping[str, Any], line: int) -> _Request | ItemMistake:
     found = _INFER.fullmatch(url)
     model = body.get("model") if found is None else found[1]
-    if not isinstance(model, str) or not model or text_error(model):
+    if not isinstance(model, str) or not is_name(model):
         return ItemMistake(
             "missing_required_parameter", "'body.model' must be the name of a model.", line, "body.model"
         )
-    return custom_id, url, model
+    return _Request(custom_id, url, model, body)
 
 
-def _can_be_written(document: Any) -> bool:
-    """Return whether a document that was parsed is not nested more deeply than documents that are written may be."""
-    try:
-        orjson.dumps(document)
-    except orjson.JSONEncodeError:
-        return False
-    return True
+def _is_too_deep(document: Any) -> bool:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return False
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)
 
 
-def body_of_line(raw: bytes) -> bytes | ItemMistake:
-    """Return the body of the request in a line that ``read_items`` has accepted.
+def body_of_line(raw: bytes, item: ItemLine) -> bytes:
+    """Return the body of the request in the line of an item that ``read_items`` has found there.
 
-    A mistake if the file has changed since.
+    Encoded anew, so that each member of an object occurs once, and has the value that was checked. Raises
+    ``InvalidArgument`` if the line is a different one now.
     """
-    try:
-        return orjson.dumps(orjson.loads(raw)["body"])
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError, LookupError, TypeError) as error:
-        return ItemMistake("damaged_input", f"The line of this item can no longer be read: {error}")
+    found = _read(raw, item.line) if len(raw) == item.size else None
+    if not isinstance(found, _Request) or found.custom_id != item.custom_id:
+        raise InvalidArgument(f"the input file is damaged: the item is not in line {item.line} any more")
+    return orjson.dumps(found.body)
 
 
 # Lines of the output files

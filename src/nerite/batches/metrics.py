@@ -19,7 +19,7 @@ class _OpenBatch(NamedTuple):
 RUNNER: Final = MetricTable[BatchRunner]((
     Metric("nerite_batch_items_total", "counter",
            "Items of batches by what became of them; one may be refused or retried several times",
-           lambda runner: dict(runner.counts), "outcome"),
+           lambda runner: dict(runner.items.counts), "outcome"),
     Metric("nerite_batch_items_under_way", "gauge",
            "Items that the server executes, in idle room or raised to the class of their tenant",
            lambda runner: _under_way(runner), "lane"),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class BatchStatus(StrEnum):
@@ -41,6 +41,13 @@ class ItemState(StrEnum):
     FAILED = "failed"
 
 
+class BatchObstacle(NamedTuple):
+    """Why nothing more is done for a batch that has not ended."""
+
+    code: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """A stored file."""
@@ -53,7 +60,9 @@ class FileRecord:
     created_at: float
     expires_at: float | None = None
     items: int = 0
-    """Items of the input of a batch."""
+    """Items, if it is the input of a batch."""
+    row_bytes: int = 0
+    """Bytes that these take in the database before they have answers."""
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
@@ -106,11 +115,13 @@ class BatchRecord:
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> BatchRecord:
-        """Return the batch in a row of the table."""
+        """Return the batch in a row of the table. Raises ``ValueError`` or ``TypeError`` if that is damaged."""
         values = dict(zip(BATCH_COLUMNS, row, strict=True))
         values["status"] = BatchStatus(values["status"])
         for name in _JSON:
             values[name] = json.loads(values[name])
+        for name in _NUMBERS:
+            values[name] = float(values[name])
         return cls(**values)
 
     def as_row(self) -> list[Any]:
@@ -131,6 +142,10 @@ class BatchRecord:
         if completed:
             return replace(self, completed=self.completed + 1)
         return replace(self, failed=self.failed + 1)
+
+    def with_error(self, code: str, message: str) -> BatchRecord:
+        """Return the batch with one more error, which is that of no line."""
+        return replace(self, errors=[*self.errors, {"code": code, "message": message, "param": None, "line": None}])
 
     def as_json(self, predicted_end: float | None = None) -> dict[str, Any]:
         """Return OpenAI's batch object, with our ``estimated_completion_at`` if ``predicted_end`` is known."""
@@ -155,6 +170,7 @@ class BatchRecord:
 
 _JSON: Final = ("metadata", "errors")
 """Columns whose text is JSON."""
+_NUMBERS: Final = ("created_at", "expires_at")
 _TIMES: Final = (
     "created_at",
     "expires_at",
@@ -195,4 +211,10 @@ class BatchSchema:
         "ALTER TABLE batches ADD COLUMN owned_until DOUBLE PRECISION NOT NULL DEFAULT 0",
         "ALTER TABLE batches ADD COLUMN loaded BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE batch_files ADD COLUMN items BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE batch_files ADD COLUMN row_bytes BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE batches ADD COLUMN items BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE batches ADD COLUMN stored BIGINT NOT NULL DEFAULT 0",
+        "UPDATE batches SET items = total",
+        "CREATE INDEX batches_open ON batches (tenant) "
+        "WHERE status NOT IN ('failed', 'completed', 'expired', 'cancelled')",
     )

@@ -1,8 +1,12 @@
 """Runs batches: validates them, submits their items as the planner says, commits the answers, writes the outputs.
 
-One coroutine does all that waits for the disk; items are submitted and answered by plain calls. An answer counts once
-it is committed. Items under way when the server crashes have no committed answer, so they run again; ledgers know from
-the ids of both attempts that they were for one item.
+Coroutines do what waits for the disk; items are submitted and answered by plain calls. An answer counts once it is
+committed. Items under way when the server crashes have no committed answer, so they run again; ledgers know from the
+ids of both attempts that they were for one item.
+
+No batch keeps another from going on. Leases, commits and the removal of old files are steps of their own. What is done
+for the batches of one tenant is done one after the other, in a task for each tenant. A batch is two units of the loop:
+its work, and its end, which is tried although its work was set aside.
 
 Of several servers with one database, each runs the batches that it has leased. Leases are renewed every second or so. A
 server that cannot renew them runs nothing once they are over, because another server may.
@@ -13,60 +17,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from nerite.batches.deadline_planner import DeadlinePlanner
 from nerite.batches.file_directory import FileDirectory
-from nerite.batches.idle_room import IdleRoom
-from nerite.batches.items import (
-    EXPIRED,
-    ItemFile,
-    ItemLine,
-    ItemMistake,
-    answer_line,
-    body_of_line,
-    error_line,
-    read_items,
-)
-from nerite.batches.records import BatchRecord, BatchStatus, FileRecord, ItemState
-from nerite.batches.running_batch import ItemAnswer, ItemExecutor, ItemRequest, ItemUnderWay, LoadedItem, RunningBatch
-from nerite.batches.store import BatchStore, BatchTakenOver, ItemAnswerRow
-from nerite.core.errors import NeriteError, RefusedData
+from nerite.batches.items import ItemFile, ItemLine, ItemMistake, body_of_line, error_line, read_items
+from nerite.batches.output_files import OutputWriter, new_item_id
+from nerite.batches.records import BatchObstacle, BatchRecord, BatchStatus, ItemState
+from nerite.batches.running_batch import ItemExecutor, LoadedItem, RunningBatch
+from nerite.batches.store import BatchStore, BatchTakenOver, UnreadableBatch
+from nerite.batches.submitter import LOW, ItemSubmitter
+from nerite.core.errors import Conflict, NeriteError, NotFound, RefusedData
 from nerite.core.failures import report
-from nerite.core.item_attempt import new_attempt
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 
-SET_ASIDE: Final = "set_aside"
-"""Code of the error of a batch that has raised something unforeseen twice."""
-_END: Final = "end of "
-_FILES: Final = "expired files"
 _COMMIT_SECONDS: Final = 0.05
 """Time for which answers are gathered for one commit."""
 _LOOK_SECONDS: Final = 1.0
 """Longest time between two looks at deadlines."""
-_SWEEP_SECONDS: Final = 60.0
+_STORAGE_SECONDS: Final = 2.0
+"""Time between two looks at what tenants have stored."""
+SWEEP_SECONDS: Final = 60.0
+_LONGEST_REST: Final = 5.0
+"""Seconds after which a database or a disk that has failed is tried again."""
+MOST_ENDED: Final = 5000
+"""Batches of a tenant that are kept when they have ended."""
+_END: Final = ".end"
+"""Behind the id of a batch: the unit of the loop that is its end."""
+_DISCARD: Final = ".discard"
+"""Behind a unit: the unit that gives it up."""
+_AT_A_TIME: Final = 16
+"""Batches of a tenant that are handled before it is decided anew which are due."""
+_STEPS: Final = 4
+"""Steps of a batch that are done one after the other."""
 _PAGE: Final = 128
 _PAGE_BYTES: Final = 4 << 20
 """Items, and bytes of lines, that are loaded of a batch at a time."""
-_LOW: Final = 64
-"""Number of loaded items below which more are loaded."""
-_OTHERS_SECONDS: Final = 10.0
-"""Time for which batches keep their pace after others have last used a model."""
-_AT_ONCE: Final = 8
-"""Items that are submitted per turn of the event loop."""
-_ATTEMPTS: Final = 3
-"""Times that an item is tried which the server fails to execute."""
-_SHORTEST_REST: Final = 0.5
-_LONGEST_REST: Final = 600.0
-"""Seconds for which a batch submits nothing after a quota has refused an item, whatever the refusal says."""
-_NO_ROOM: Final = 503
-_QUOTA: Final = 429
-_FAILURES: Final = frozenset((408, 500, 502, 504))
+TENANT_BYTES: Final = 64 << 20
+"""Bytes of loaded items of a tenant, beyond which only the first batch for each model gets another one."""
+_OVERDUE: Final = 10.0
+_SHORTEST_OVERDUE: Final = 600.0
+_UNKNOWN_OVERDUE: Final = 3600.0
+"""An item is overdue after so many times the seconds of others of its batch, but not before the shortest time."""
 
 
 class BatchRunner:
@@ -79,44 +76,37 @@ class BatchRunner:
         executor: ItemExecutor,
         most: int,
         weight_of: Callable[[str], float],
+        most_of: Callable[[str], int],
         lease_seconds: float = math.inf,
     ) -> None:
-        """``most`` is the maximum number of items under way; ``weight_of`` returns the weight of a tenant.
+        """``most`` is the maximum number of items under way; ``weight_of`` and ``most_of`` return those of a tenant.
 
         ``lease_seconds`` is how long the batches that ``store`` has claimed are this server's.
         """
-        self.loop = WorkLoop("batches", waiting=self._waiting)
-        self.loop.on_discard = self._discarded_soon
-        self.loop.woken = lambda: self._woken.set()
-        self._discarded: dict[str, str] = {}
-        """Batches that an operator gives up, and why they were set aside."""
+        self.loop = WorkLoop("batches", waiting=self._waiting, longest_rest=_LONGEST_REST)
+        self.loop.on_discard = self._discard_soon
         self._store = store
         self._files = files
-        self._executor = executor
-        self._most = most
+        self._outputs = OutputWriter(store, files)
         self._weight_of = weight_of
-        self.planner = DeadlinePlanner()
+        self._woken = asyncio.Event()
+        self.loop.woken = self._woken.set
         self.batches: dict[str, RunningBatch] = {}
         """Batches that have not ended."""
-        self.counts = dict.fromkeys(("completed", "failed", "expired", "refused", "retried"), 0)
-        """Items by what became of them; one may be refused or retried several times."""
-        self._rooms: dict[str, IdleRoom] = {}
-        self._others_until: dict[str, float] = {}
-        """Until when batches of a model keep their pace, because others use it."""
-        self._answers: list[ItemAnswerRow] = []
-        self._woken = asyncio.Event()
-        self._filling = False
+        self.planner = DeadlinePlanner()
+        self.items = ItemSubmitter(self.loop, self.batches, self.planner, executor, most, most_of, self._woken.set)
+        self._turns: dict[str, asyncio.Task[None]] = {}
+        """What is being done for the batches of a tenant."""
+        self._loaded: Counter[str] = Counter()
+        """Bytes of loaded items by tenant."""
+        self._discarded: list[str] = []
+        """Units that an operator has given up."""
+        self._committing = asyncio.Lock()
         self._stopping = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._swept_at = 0.0
+        self._measured_at = self._swept_at = -math.inf
         self._lease_seconds = lease_seconds
-        self._claimed_at = self._leased_until = -math.inf
-        """When leases were renewed last, and are over, by the monotonic clock."""
-
-    @property
-    def under_way(self) -> int:
-        """Number of items under way."""
-        return sum(len(batch.under_way) for batch in self.batches.values())
+        self._claimed_at = -math.inf
+        """When leases were renewed last, by the monotonic clock."""
 
     def changed(self, record: BatchRecord) -> None:
         """Take note of a batch that was created here, or is to be cancelled and may run elsewhere."""
@@ -126,126 +116,212 @@ class BatchRunner:
             batch.record = record
         self._woken.set()
 
+    def obstacle(self, name: str) -> BatchObstacle | None:
+        """Return why nothing more is done for a batch that runs here; None if something is, or nothing need be."""
+        for unit in (name, name + _END):
+            if self.loop.is_set_aside(unit):
+                text = next(letter.text for letter in self.loop.dead_letters if letter.unit == unit)
+                return BatchObstacle("set_aside", f"{text}. It goes on when an operator has it tried again")
+        batch = self.batches.get(name)
+        if batch is not None and batch.record.tenant in self.items.full:
+            text = "No more answers can be stored (batch_bytes or batch-storage-bytes): delete files"
+            return BatchObstacle("storage_full", text)
+        return None
+
     def stop(self) -> None:
         """Submit no more items, and cancel those under way; they run when the server has started again."""
         self._stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self.items.stop()
         for batch in self.batches.values():
-            self._cancel_items(batch)
+            self.items.cancel(batch)
 
     async def close(self) -> None:
         """Commit the answers that have come, and let others run the rest. To be called when ``run`` has ended."""
-        await self._commit()
+        with self.loop.step("commit"):
+            await self._commit()
         with contextlib.suppress(NeriteError):  # they are over soon in any case
             await self._store.release()
 
     async def run(self) -> None:
         """Run batches until cancelled. May be called again after it has raised."""
-        while True:
-            if not await self._look():
-                await asyncio.sleep(_LOOK_SECONDS)
-                continue
-            self._fill_soon()
-            waiting = [batch.record.expires_at for batch in self.batches.values()]
-            left = min([*waiting, time.time() + _LOOK_SECONDS]) - time.time()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(left, 0.0)):
-                    await self._woken.wait()
-                await asyncio.sleep(_COMMIT_SECONDS)
+        try:
+            while True:
+                await self._look()
+                self.items.submit_soon()
+                now = time.time()
+                deadlines = [batch.record.expires_at for batch in self.batches.values()]
+                left = min([*(each for each in deadlines if each > now), now + _LOOK_SECONDS]) - now
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._woken.wait()
+                    await asyncio.sleep(_COMMIT_SECONDS)
+        finally:
+            turns = list(self._turns.values())
+            for turn in turns:
+                turn.cancel()
+            await asyncio.gather(*turns, return_exceptions=True)
 
-    async def _look(self) -> bool:
-        """Do all that is due; return whether the database works. A batch that raises keeps no other from its turn."""
+    async def _look(self) -> None:
+        """Do all that is due."""
         self._woken.clear()
-        if not await self._step("leases", self._claim_if_due) or not await self._step("answers", self._commit):
-            if time.monotonic() >= self._leased_until:
-                for batch in list(self.batches.values()):
-                    self._lose(batch)
-            return False
-        for batch in list(self.batches.values()):
-            unit = _unit(batch.record)
-            if self.loop.admits(unit):
-                with self.loop.unit(unit, batch.record.tenant):
-                    await self._advance(batch)
-        if time.time() - self._swept_at > _SWEEP_SECONDS and self.loop.admits(_FILES):
-            await self._step(_FILES, self._sweep)
-        return True
-
-    async def _step(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do a step that is no batch's own; return whether what it needs works."""
-        works = True
-        with self.loop.step(name):
-            try:
-                await work()
-            except NeriteError:
-                works = False
-                raise
-        return works
-
-    def _waiting(self) -> int:
-        return sum(not self.loop.is_set_aside(_unit(batch.record)) for batch in self.batches.values())
-
-    def _discarded_soon(self, unit: str) -> None:
-        name = unit.removeprefix(_END)
-        self._discarded[name] = next(each.text for each in self.loop.dead_letters if each.unit == unit)
-
-    async def _claim_if_due(self) -> None:
-        now = time.monotonic()
-        if now - self._claimed_at >= min(_LOOK_SECONDS, self._lease_seconds / 4):
-            await self._claim(now)
+        loop, now = self.loop, time.monotonic()
+        if now - self._claimed_at >= min(_LOOK_SECONDS, self._lease_seconds / 4) and loop.admits("claim"):
+            with loop.step("claim", routine=True):
+                await self._claim(now)
+        if time.monotonic() >= self.items.allowed_until:
+            for batch in list(self.batches.values()):
+                self._lose(batch)
+        for unit in [unit for unit in self._discarded if loop.admits(unit + _DISCARD)]:
+            with loop.unit(unit + _DISCARD):
+                await self._discard(unit)
+                self._discarded.remove(unit)
+        if any(batch.answers for batch in self.batches.values()) and loop.admits("commit"):
+            with loop.step("commit"):
+                await self._commit()
+        if now - self._measured_at >= _STORAGE_SECONDS and loop.admits("storage"):
+            with loop.step("storage", routine=True):
+                self.items.full = await self._store.full({batch.record.tenant for batch in self.batches.values()})
+                self._measured_at = now
+        if now - self._swept_at >= SWEEP_SECONDS and loop.admits("sweep"):
+            with loop.step("sweep", routine=True):
+                await self._sweep()
+                self._swept_at = now
+        self._start_turns(time.time())
 
     async def _claim(self, now: float) -> None:
         """Renew the leases, take over the batches of servers that have failed, and note what others have cancelled."""
-        known = list(self.batches)
-        records = {record.id: record for record in await self._store.claim()}
-        self._claimed_at, self._leased_until = now, now + self._lease_seconds
+        known = set(self.batches)
+        found = await self._store.claim(known)
+        self._claimed_at, self.items.allowed_until = now, now + self._lease_seconds
         for name in known:
-            if name not in records:
+            if name not in found and name in self.batches:
                 self._lose(self.batches[name])
-        for name, record in records.items():
-            batch = self.batches.get(name)
-            if batch is None:
-                self.batches[name] = RunningBatch(record)
-            elif record.status is BatchStatus.CANCELLING:
-                batch.record = record
+        for name, record in found.items():
+            if isinstance(record, UnreadableBatch):
+                if self.loop.admits(name):
+                    self.loop.failed(name, record.error, record.tenant)
+            elif record is not None:
+                batch = self.batches.setdefault(name, RunningBatch(record))
+                if record.status is BatchStatus.CANCELLING:
+                    batch.record = record
 
     def _lose(self, batch: RunningBatch) -> None:
         """Leave a batch to others, and drop what is under way of it."""
         log.warning(f"batch '{batch.record.id}' is no longer run here: its lease is over")
-        self._cancel_items(batch)
         self._forget(batch)
+
+    async def _sweep(self) -> None:
+        """Remove expired files, and the oldest of many batches that have ended."""
+        names = await self._store.remove_expired_files(time.time())
+        await asyncio.to_thread(self._files.remove, names)
+        await self._store.remove_ended(MOST_ENDED)
+
+    # Which batches are due
+
+    def _start_turns(self, now: float) -> None:
+        """Begin what is due for the batches of each tenant for whom nothing is being done."""
+        self._loaded = Counter()
+        for batch in self.batches.values():
+            self._loaded[batch.record.tenant] += batch.ready_bytes
+        due: dict[str, list[RunningBatch]] = {}
+        for batch in self.batches.values():
+            tenant, unit = batch.record.tenant, self._due(batch, now)
+            if unit and tenant not in self._turns and self.loop.admits(unit):
+                due.setdefault(tenant, []).append(batch)
+        for tenant, batches in due.items():
+            # Those that were handled longest ago go first.
+            batches.sort(key=lambda batch: batch.handled_at)
+            turn = asyncio.create_task(self._turn(batches[:_AT_A_TIME]))
+            self._turns[tenant] = turn
+            turn.add_done_callback(partial(self._turned, tenant))
+
+    def _turned(self, tenant: str, turn: asyncio.Task[None]) -> None:
+        del self._turns[tenant]
+        if not turn.cancelled() and (error := turn.exception()) is not None:
+            report("loop", error, "in a turn of batches")
+        self._woken.set()
+
+    async def _turn(self, batches: Sequence[RunningBatch]) -> None:
+        """Do what is due for batches of one tenant."""
+        for batch in batches:
+            batch.handled_at = time.monotonic()
+            for _ in range(_STEPS):
+                unit = self._due(batch, time.time())
+                if not unit or not self._has(batch) or not self.loop.admits(unit):
+                    break
+                with self.loop.unit(unit, batch.record.tenant):
+                    await self._advance(batch, unit)
+
+    def _due(self, batch: RunningBatch, now: float) -> str:
+        """Return the unit of a batch for which something is due; empty if nothing is."""
+        record = batch.record
+        if record.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING) or now >= record.expires_at:
+            return record.id + _END
+        due = record.status is BatchStatus.VALIDATING or not self.planner.knows(record.id) or self._wants_items(batch)
+        return record.id if due or (batch.done and not record.left) else ""
+
+    def _wants_items(self, batch: RunningBatch) -> bool:
+        if self._stopping or batch.exhausted or len(batch.ready) >= LOW:
+            return False
+        return self._loaded[batch.record.tenant] < TENANT_BYTES or (
+            not batch.ready and self.planner.is_first(batch.record.id)
+        )
+
+    def _has(self, batch: RunningBatch) -> bool:
+        return self.batches.get(batch.record.id) is batch
+
+    def _waiting(self) -> int:
+        """Return for how many batches something is due; one that waits for room, a quota or answers is not counted."""
+        now, failing = time.time(), self.loop.failing
+        stands = "commit" in failing or "submit" in failing
+
+        def waits(batch: RunningBatch) -> bool:
+            if (unit := self._due(batch, now)) and not self.loop.is_set_aside(unit):
+                return True
+            if stands and (batch.answers or batch.ready):
+                return True
+            patience = self._patience(batch)
+            return any(now >= item.began + patience for item in batch.under_way.values())
+
+        return sum(map(waits, self.batches.values()))
+
+    def _patience(self, batch: RunningBatch) -> float:
+        """Return the seconds after which an item of a batch is overdue."""
+        seconds = self.planner.mean_seconds(batch.record.id)
+        return max(seconds * _OVERDUE, _SHORTEST_OVERDUE) if seconds else _UNKNOWN_OVERDUE
+
+    def _discard_soon(self, unit: str) -> None:
+        self._discarded.append(unit.removesuffix(_DISCARD))
+
+    async def _discard(self, unit: str) -> None:
+        """Cancel a batch for an operator; give it up without output files if it is its end that has failed."""
+        name = unit.removesuffix(_END)
+        batch = self.batches.get(name)
+        try:
+            if batch is not None and name == unit:
+                self.changed(await self._store.cancel(None, name, time.time()))
+                return
+            why = BatchObstacle("discarded", "The batch could not be ended, and was given up by an operator.")
+            await self._store.abandon(name, time.time(), why)
+        except (NotFound, Conflict, BatchTakenOver):  # it has ended, or runs elsewhere
+            return
+        if batch is not None:
+            await self._remove_outputs(batch)
+            self._forget(batch)
 
     # From one status to the next
 
-    async def _advance(self, batch: RunningBatch) -> None:
-        """Do what is due for a batch. Raises ``NeriteError`` if the database or the disk fails."""
-        record, now = batch.record, time.time()
+    async def _advance(self, batch: RunningBatch, unit: str) -> None:
+        """Do what is due for a batch."""
         try:
-            if record.id in self._discarded:
-                await self._give_up(batch)
-            elif record.status is BatchStatus.CANCELLING:
-                await self._end(batch, BatchStatus.CANCELLED, cancelled_at=now)
-            elif record.status is BatchStatus.FINALIZING:
-                await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
-            elif now >= record.expires_at:
-                await self._end(batch, BatchStatus.EXPIRED, expired_at=now)
-            elif record.status is BatchStatus.VALIDATING:
+            if unit.endswith(_END):
+                await self._end(batch)
+            elif batch.record.status is BatchStatus.VALIDATING:
                 await self._validate(batch)
             else:
                 await self._load(batch)
         except BatchTakenOver:
             self._lose(batch)
-
-    async def _give_up(self, batch: RunningBatch) -> None:
-        """Fail a batch that an operator has discarded."""
-        name = batch.record.id
-        self._cancel_items(batch)
-        error = {"code": SET_ASIDE, "message": self._discarded[name], "param": None, "line": None}
-        batch.record = await self._store.change(
-            name, status=BatchStatus.FAILED, failed_at=time.time(), errors=[*batch.record.errors, error]
-        )
-        log.warning(f"batch '{name}' has failed: an operator has discarded it")
-        self._forget(batch)
 
     async def _validate(self, batch: RunningBatch) -> None:
         record = batch.record
@@ -260,320 +336,210 @@ class BatchRunner:
             )
             self._forget(batch)
             return
-        started = await self._store.begin(record.id, found.items, found.model, time.time())
         # It may have been cancelled meanwhile; the newer record is that of the database.
-        batch.record = started
-        log.info(f"batch '{record.id}' has {started.total} items for '{found.model}'")
-        await self._load(batch)
+        try:
+            batch.record = await self._store.begin(record.id, found.items, found.model, time.time())
+        except RefusedData as error:
+            refused = await self._refused(record.id, found.items)
+            good = [item for item in found.items if item.line not in refused]
+            lines = {
+                line: error_line(new_item_id(), name, "invalid_item", error.message) for line, name in refused.items()
+            }
+            batch.record = await self._store.begin(record.id, good, found.model, time.time(), lines)
+        log.info(f"batch '{record.id}' has {batch.record.total} items for '{found.model}'")
 
     def _read_input(self, record: BatchRecord) -> ItemFile:
         try:
             with self._files.open(record.input_file_id) as file:
                 return read_items(file, record.endpoint)
-        except NeriteError as error:
+        except NotFound as error:
             return ItemFile([], [ItemMistake("file_not_found", error.message)], "")
+
+    async def _refused(self, name: str, items: Sequence[ItemLine]) -> dict[int, str]:
+        """Return line and custom id of the items whose rows the database refuses as data."""
+        if not items or not await self._store.refuses(name, items):
+            return {}
+        if len(items) == 1:
+            return {items[0].line: items[0].custom_id}
+        half = len(items) // 2
+        return {**await self._refused(name, items[:half]), **await self._refused(name, items[half:])}
 
     async def _load(self, batch: RunningBatch) -> None:
         """Load the next items of a batch in progress, or complete it."""
         record = batch.record
-        if record.status is not BatchStatus.IN_PROGRESS:
-            return
-        if len(batch.ready) < _LOW and not batch.exhausted and not self._stopping:
-            items, loaded = await self._store.load_items(record.id, batch.loaded, _PAGE)
-            if batch.ran_before < 0:
-                batch.ran_before = loaded
-            exhausted = len(items) < _PAGE
-            size = 0
-            for count, item in enumerate(items):
-                size += item.size
-                if count and size > _PAGE_BYTES:
-                    items, exhausted = items[:count], False
-                    break
-            if items:
-                places = [(item.position, item.size) for item in items]
-                bodies = await asyncio.to_thread(self._bodies, record.input_file_id, places)
-                batch.loaded = items[-1].line
-                for item, body in zip(items, bodies, strict=True):
-                    if isinstance(body, bytes):
-                        batch.ready.append(LoadedItem(item.line, item.custom_id, body))
-                    else:
-                        self._fail(record.id, item, body)
-            batch.exhausted = exhausted
-        self._plan(batch)
         if batch.done and not record.left:
             batch.record = await self._store.change(record.id, status=BatchStatus.FINALIZING, finalizing_at=time.time())
-            await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
+            return
+        self._plan(batch)
+        if not self._wants_items(batch):
+            return
+        items, loaded = await self._store.load_items(record.id, batch.loaded, _PAGE)
+        if batch.ran_before < 0:
+            batch.ran_before = loaded
+        exhausted = len(items) < _PAGE
+        left = min(_PAGE_BYTES, TENANT_BYTES - self._loaded[record.tenant])
+        for count, item in enumerate(items):
+            left -= item.size
+            if count and left < 0:
+                items, exhausted = items[:count], False
+                break
+        if items:
+            bodies = await asyncio.to_thread(self._bodies, record.input_file_id, items)
+            if batch.exhausted:  # it was cancelled or lost meanwhile
+                return
+            batch.loaded = items[-1].line
+            for item, body in zip(items, bodies, strict=True):
+                if isinstance(body, bytes):
+                    batch.add(LoadedItem(item.line, item.custom_id, body))
+                    self._loaded[record.tenant] += len(body)
+                else:
+                    self.items.fail(batch, item.line, item.custom_id, "damaged_input", body)
+        batch.exhausted = exhausted
 
-    def _bodies(self, name: str, places: list[tuple[int, int]]) -> list[bytes | ItemMistake]:
-        return [body_of_line(raw) for raw in self._files.read_lines(name, places)]
-
-    def _fail(self, name: str, item: ItemLine, mistake: ItemMistake) -> None:
-        """Answer an item that cannot be executed."""
-        line = error_line(_item_id(), item.custom_id, mistake.code, mistake.message)
-        self.counts["failed"] += 1
-        self._answers.append(ItemAnswerRow(name, item.line, ItemState.FAILED, line, item.custom_id))
+    def _bodies(self, name: str, items: Sequence[ItemLine]) -> list[bytes | str]:
+        """Return the bodies of items, and of those that cannot be read the reason."""
+        bodies: list[bytes | str] = []
+        for item, raw in zip(items, self._files.read_lines(name, [it[2:] for it in items]), strict=True):
+            try:
+                bodies.append(body_of_line(raw, item))
+            except NeriteError as error:
+                bodies.append(error.message)
+            except Exception as error:
+                bodies.append(report("loop", error, f"in the input file of a batch, line {item.line}").message)
+        return bodies
 
     def _plan(self, batch: RunningBatch) -> None:
-        """Tell the planner of a batch when it is in progress."""
+        """Tell the planner of a batch that is in progress."""
         record = batch.record
-        if not self.planner.knows(record.id):
+        if self._has(batch) and not self.planner.knows(record.id):
             weight = self._weight_of(record.tenant)
             self.planner.add(
                 record.id, record.tenant, record.model, record.left, record.expires_at, time.time(), weight
             )
 
-    async def _end(self, batch: RunningBatch, status: BatchStatus, **times: float) -> None:
+    async def _end(self, batch: RunningBatch) -> None:
         """End a batch: write its output files, and change it together with them."""
-        self._cancel_items(batch)
-        await self._commit()
+        self.items.cancel(batch)
+        await self._commit_batch(batch, ending=True)
         record = batch.record = await self._store.by_id(batch.record.id)
         if record.status.is_end:  # the connection broke when that was committed
             self._forget(batch)
             return
-        expired = status is BatchStatus.EXPIRED
-        files: list[FileRecord] = []
-        states = (ItemState.FAILED, ItemState.WAITING) if expired else (ItemState.FAILED,)
-        try:
-            output = await self._write(record, "output", (ItemState.COMPLETED,), files)
-            errors = await self._write(record, "error", states, files)
-        except NeriteError:
-            await asyncio.to_thread(self._files.remove, [file.id for file in files])
-            raise
+        expired = False
+        match record.status:
+            case BatchStatus.CANCELLING:
+                status, ended_at = BatchStatus.CANCELLED, "cancelled_at"
+            case BatchStatus.FINALIZING:
+                status, ended_at = BatchStatus.COMPLETED, "completed_at"
+            case _:
+                status, ended_at, expired = BatchStatus.EXPIRED, "expired_at", True
         lost = record.left if expired else 0
-        self.counts["expired"] += lost
-        batch.record = await self._store.finish(
-            record.id,
-            files,
-            status=status,
-            output_file_id=output,
-            error_file_id=errors,
-            failed=record.failed + lost,
-            **times,
-        )
+        await self._remove_outputs(batch)
+        files = await self._outputs.write(record, expired=expired)
+        batch.outputs = [file.id for file in files.all]
+        try:
+            batch.record = await self._store.finish(
+                record.id,
+                files.all,
+                status=status,
+                output_file_id=files.output and files.output.id,
+                error_file_id=files.errors and files.errors.id,
+                failed=record.failed + lost,
+                **{ended_at: time.time()},
+            )
+        except BatchTakenOver:
+            await self._remove_outputs(batch)
+            raise
+        self.items.counts["expired"] += lost
         log.info(
             f"batch '{record.id}' is {status}: {batch.record.completed} of {record.total} items completed, "
             f"{batch.record.failed} failed"
         )
         self._forget(batch)
 
-    async def _write(
-        self, record: BatchRecord, kind: str, states: tuple[ItemState, ...], files: list[FileRecord]
-    ) -> str | None:
-        """Write the lines of all items in some states to a file; return its id, or None if there are none."""
-        name = new_file_id()
-        writer = self._files.begin(name)
-        try:
-            for state in states:
-                after = 0
-                while rows := await self._store.answers(record.id, state, after, _PAGE):
-                    after = rows[-1][0]
-                    lines = [
-                        answer if state is not ItemState.WAITING else error_line(_item_id(), custom_id, *EXPIRED)
-                        for _, custom_id, answer in rows
-                    ]
-                    await asyncio.to_thread(writer.add, [line + b"\n" for line in lines])
-        except NeriteError:
-            await asyncio.to_thread(writer.discard)
-            raise
-        if not writer.size:
-            return None
-        await asyncio.to_thread(writer.commit)
-        now = time.time()
-        until = None if record.output_seconds is None else now + record.output_seconds
-        file_name = f"{record.id}_{kind}.jsonl"
-        files.append(FileRecord(name, record.tenant, file_name, "batch_output", writer.size, now, until))
-        return name
+    async def _remove_outputs(self, batch: RunningBatch) -> None:
+        """Remove the files of an attempt to end a batch that has failed."""
+        await asyncio.to_thread(self._files.remove, batch.outputs)
+        batch.outputs = []
 
     def _forget(self, batch: RunningBatch) -> None:
+        """Drop a batch that has ended, or is left to others."""
         name = batch.record.id
-        self.batches.pop(name, None)
-        self._discarded.pop(name, None)
+        self.items.cancel(batch)
+        if not self._has(batch):
+            return
+        del self.batches[name]
+        self.planner.remove(name)
         self.loop.forget(name)
-        self.loop.forget(_END + name)
-        self.planner.remove(batch.record.id)
-        models = {each.record.model for each in self.batches.values()}
-        self._rooms = {model: room for model, room in self._rooms.items() if model in models or room.under_way}
-        self._others_until = {model: until for model, until in self._others_until.items() if model in models}
+        self.loop.forget(name + _END)
+        self.items.forget_models()
 
-    def _cancel_items(self, batch: RunningBatch) -> None:
-        """Cancel the items of a batch that are under way, and submit no more."""
-        batch.ready.clear()
-        batch.exhausted = True
-        for under_way in list(batch.under_way.values()):
-            if batch.under_way.pop(under_way.item.line, None) is not None:
-                if not under_way.raised:
-                    self._room(batch).withdrawn()
-                under_way.cancel()
+    # Answers
 
     async def _commit(self) -> None:
-        """Commit the answers that have come, and count them."""
-        if not self._answers:
-            return
-        rows = list(self._answers)
-        committed, lost = await self._commit_rows(rows)
-        del self._answers[: len(rows)]
-        for row in committed:
-            batch = self.batches.get(row.batch)
-            if batch is None:
-                continue
-            if row.batch in lost:
-                self._lose(batch)
+        """Commit the answers that have come, and count them: in one transaction, unless one of them is in the way."""
+        async with self._committing:
+            batches = [
+                batch for name, batch in self.batches.items() if batch.answers and not self.loop.is_set_aside(name)
+            ]
+            counts = [len(batch.answers) for batch in batches]
+            try:
+                lost = await self._store.commit([row for batch in batches for row in batch.answers])
+            except Exception as error:
+                if not _is_about_data(error):
+                    raise
             else:
-                batch.record = batch.record.counted(row.state is ItemState.COMPLETED)
-
-    async def _commit_rows(self, rows: list[ItemAnswerRow]) -> tuple[list[ItemAnswerRow], set[str]]:
-        """Commit answers, in halves if they are refused; an item whose own answer is refused has failed.
-
-        Return what was committed, and the batches that another server has taken over.
-        """
-        try:
-            return rows, await self._store.commit(rows)
-        except Exception as error:
-            if isinstance(error, NeriteError) and not isinstance(error, RefusedData):
-                raise
-            refusal = error
-        if len(rows) > 1:
-            half = len(rows) // 2
-            first, second = await self._commit_rows(rows[:half]), await self._commit_rows(rows[half:])
-            return first[0] + second[0], first[1] | second[1]
-        text = report("loop", refusal, f"of {self.loop}: an answer of batch '{rows[0].batch}' cannot be stored").message
-        line = error_line(_item_id(), rows[0].custom_id, "invalid_answer", text)
-        rows = [rows[0]._replace(state=ItemState.FAILED, answer=line)]
-        return rows, await self._store.commit(rows)
-
-    async def _sweep(self) -> None:
-        """Remove expired files."""
-        now = time.time()
-        names = await self._store.remove_expired_files(now)
-        await asyncio.to_thread(self._files.remove, names)
-        self._swept_at = now
-
-    # Items
-
-    def _fill_soon(self) -> None:
-        if not self._filling and not self._stopping:
-            self._filling = True
-            asyncio.get_running_loop().call_soon(self._fill)
-
-    def _fill(self) -> None:
-        """Submit items while there is room; a few in each turn of the loop, so that others are not delayed."""
-        self._filling = False
-        if self._stopping or time.monotonic() >= self._leased_until:
-            return
-        now = time.time()
-        left = min(self._most - self.under_way, _AT_ONCE)
-        wakes: list[float] = []
-        for key in self.planner.order(now):
-            batch = self.batches[key]
-            while left > 0 and batch.ready and (raised := self._lane(batch, now, wakes)) is not None:
-                left -= 1
-                self._begin(batch, raised, now)
-        if left <= 0 and self.under_way < self._most:
-            self._fill_soon()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wakes:
-            delay = max(min(wakes) - now, 0.001)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._fill_soon)
-
-    def _lane(self, batch: RunningBatch, now: float, wakes: list[float]) -> bool | None:
-        """Return whether the next item of a batch goes raised; None if it has to wait, until a time in ``wakes``."""
-        if now < batch.rests_until:
-            wakes.append(batch.rests_until)
-            return None
-        room, key = self._room(batch), batch.record.id
-        paced = self._has_others(batch.record.model, now) and len(batch.under_way) >= self.planner.pace(key, now)
-        if not paced and room.admits(now):
-            return False
-        if len(batch.under_way) < self.planner.needs(key, now):
-            return True
-        if (until := room.wakes(now)) is not None:
-            wakes.append(until)
-        return None
-
-    def _has_others(self, model: str, now: float) -> bool:
-        """Return whether others use a model, or did a moment ago."""
-        if self._executor.has_others(model):
-            self._others_until[model] = now + _OTHERS_SECONDS
-        return now < self._others_until.get(model, 0.0)
-
-    def _room(self, batch: RunningBatch) -> IdleRoom:
-        model = batch.record.model
-        room = self._rooms.get(model)
-        if room is None:
-            room = self._rooms[model] = IdleRoom(self._most)
-        return room
-
-    def _begin(self, batch: RunningBatch, raised: bool, now: float) -> None:
-        item = batch.ready.popleft()
-        record = batch.record
-        under_way = batch.under_way[item.line] = ItemUnderWay(item, raised, now)
-        if not raised:
-            self._room(batch).begun()
-        attempt = new_attempt(record.id, item.line)
-        paid = item.line <= batch.ran_before
-        request = ItemRequest(record.tenant, record.endpoint, record.model, item.body, raised, attempt, paid)
-        done = partial(self._done, batch, under_way)
-        try:
-            under_way.cancel = self._executor.submit(request, done)
-        except Exception as error:
-            text = report("loop", error, f"when an item of batch '{record.id}' was submitted").message
-            done(ItemAnswer(500, text.encode()))
-
-    def _done(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer) -> None:
-        """Take the answer to an item. Never raises."""
-        item, now = under_way.item, time.time()
-        if batch.under_way.pop(item.line, None) is not under_way:
-            return  # the batch has ended
-        try:
-            self._take(batch, under_way, answer, now)
-        except Exception as error:
-            report("loop", error, f"in an answer of batch '{batch.record.id}'")
-            batch.again(item)
-        if len(batch.ready) < _LOW or self._answers:
-            self._woken.set()
-        self._fill_soon()
-
-    def _take(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer, now: float) -> None:
-        room = None if under_way.raised else self._room(batch)
-        item = under_way.item
-        if answer.status in (_NO_ROOM, _QUOTA):
-            self.counts["refused"] += 1
-            batch.again(item)
-            if room is not None and answer.status == _NO_ROOM:
-                room.refused(now, answer.retry_after)
+                for batch, count in zip(batches, counts, strict=True):
+                    self._committed(batch, count, lost)
                 return
-            batch.rests_until = now + min(max(answer.retry_after, _SHORTEST_REST), _LONGEST_REST)
-            if room is not None:
-                room.withdrawn()
+        for batch in batches:
+            name = batch.record.id
+            if self._has(batch) and self.loop.admits(name):
+                with self.loop.unit(name, batch.record.tenant):
+                    await self._commit_batch(batch)
+
+    async def _commit_batch(self, batch: RunningBatch, *, ending: bool = False) -> None:
+        """Commit the answers of one batch; items whose answers the database refuses fail.
+
+        A row that cannot be committed in any case is dropped if the batch is ``ending``, else this raises.
+        """
+        async with self._committing:
+            while batch.answers:
+                await self._commit_rows(batch, len(batch.answers), ending)
+
+    async def _commit_rows(self, batch: RunningBatch, count: int, ending: bool) -> None:
+        """Commit the first answers of a batch: by halves if the database refuses them."""
+        row = batch.answers[0]
+        try:
+            # A copy: an answer that comes meanwhile is not among those that were counted.
+            self._committed(batch, count, await self._store.commit(batch.answers[:count]))
+        except Exception as error:
+            if not _is_about_data(error):
+                raise
+            if count > 1:
+                await self._commit_rows(batch, count // 2, ending)
+                await self._commit_rows(batch, count - count // 2, ending)
+            elif isinstance(error, RefusedData) and not row.refused:
+                line = error_line(new_item_id(), row.custom_id, "invalid_answer", error.message)
+                batch.answers[0] = row._replace(state=ItemState.FAILED, answer=line, refused=True)
+                await self._commit_rows(batch, 1, ending)
+            elif ending:
+                report("loop", error, f"in the answer of item {row.line} of batch '{row.batch}', which is lost")
+                del batch.answers[0]
+            else:
+                raise
+
+    def _committed(self, batch: RunningBatch, count: int, lost: set[str]) -> None:
+        rows = batch.answers[:count]
+        del batch.answers[:count]
+        if batch.record.id in lost:
+            batch.answers.clear()
+            self._lose(batch)
             return
-        if room is not None:
-            room.answered()
-        failures = batch.failures.pop(item.line, 0) + 1
-        if answer.status in _FAILURES and failures < _ATTEMPTS:
-            self.counts["retried"] += 1
-            batch.failures[item.line] = failures
-            batch.again(item)
-            return
-        good = answer.status == 200
-        state = ItemState.COMPLETED if good else ItemState.FAILED
-        self.counts[str(state)] += 1
-        line = answer_line(_item_id(), item.custom_id, answer.status, answer.request_id, answer.body)
-        self._answers.append(ItemAnswerRow(batch.record.id, item.line, state, line, item.custom_id))
-        self.planner.ended(batch.record.id, now - under_way.began, now)
+        for row in rows:
+            batch.record = batch.record.counted(row.state is ItemState.COMPLETED)
 
 
-def _unit(record: BatchRecord) -> str:
-    """Return the unit of a batch in its loop: its end is one of its own, so that what cannot be loaded can end."""
-    ends = record.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING) or time.time() >= record.expires_at
-    return _END + record.id if ends else record.id
-
-
-def _item_id() -> str:
-    return f"batch_req_{secrets.token_hex(16)}"
-
-
-def new_file_id() -> str:
-    """Return an id for a file."""
-    return f"file-{secrets.token_hex(16)}"
+def _is_about_data(error: Exception) -> bool:
+    """Return whether an error of a transaction is about what was to be written, and not about the database."""
+    return not isinstance(error, NeriteError) or isinstance(error, RefusedData)

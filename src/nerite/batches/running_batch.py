@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from nerite.batches.records import BatchRecord
+from nerite.batches.store import ItemAnswerRow
 
 
 class ItemRequest(NamedTuple):
@@ -75,6 +76,8 @@ class RunningBatch:
         self.record = record
         self.ready: deque[LoadedItem] = deque()
         """Items to be submitted next."""
+        self.ready_bytes = 0
+        """Bytes of their bodies."""
         self.loaded = 0
         """Line of the last item that was loaded."""
         self.exhausted = False
@@ -84,6 +87,12 @@ class RunningBatch:
         self.under_way: dict[int, ItemUnderWay] = {}
         self.failures: dict[int, int] = {}
         """How often an item that waits again has failed."""
+        self.answers: list[ItemAnswerRow] = []
+        """Answers that are not committed."""
+        self.outputs: list[str] = []
+        """Output files that were written, while it is not known whether the batch has ended with them."""
+        self.handled_at = 0.0
+        """When something was last done for it, by the monotonic clock."""
         self.rests_until = 0.0
         """When its tenant's quota may have room again."""
 
@@ -97,9 +106,27 @@ class RunningBatch:
         """Whether every item has been answered, though not all answers need be committed."""
         return self.planned and self.exhausted and not self.ready and not self.under_way
 
+    def add(self, item: LoadedItem) -> None:
+        """Submit an item that was loaded, after the others."""
+        self.ready.append(item)
+        self.ready_bytes += len(item.body)
+
+    def next(self) -> LoadedItem:
+        """Return the next item, which is no longer ready."""
+        item = self.ready.popleft()
+        self.ready_bytes -= len(item.body)
+        return item
+
     def again(self, item: LoadedItem) -> None:
         """Submit an item again, before the others."""
         self.ready.appendleft(item)
+        self.ready_bytes += len(item.body)
+
+    def submit_no_more(self) -> None:
+        """Drop the items that are ready, and load no others."""
+        self.ready.clear()
+        self.ready_bytes = 0
+        self.exhausted = True
 
 
 def _nothing() -> None:

@@ -7,16 +7,19 @@ import math
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import BinaryIO, Final, NamedTuple
 
+from nerite.admission.policy import AdmissionPolicy
 from nerite.batches.file_directory import FileDirectory
-from nerite.batches.items import InvalidItems, is_endpoint, read_items
+from nerite.batches.items import InvalidItems, ItemFile, is_endpoint, read_items
+from nerite.batches.output_files import new_file_id
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
-from nerite.batches.runner import SET_ASIDE, BatchRunner, new_file_id
+from nerite.batches.runner import BatchRunner
 from nerite.batches.running_batch import ItemExecutor
-from nerite.batches.store import BatchLease, BatchStore, PageRequest
+from nerite.batches.store import BatchLease, BatchQuotas, BatchStore, BatchUse, PageRequest, TenantQuota
 from nerite.core.errors import InvalidArgument
 from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
@@ -26,6 +29,12 @@ from nerite.storage.database import Database, shown
 MAX_METADATA: Final = 16
 _MAX_KEY: Final = 64
 _MAX_TEXT: Final = 512
+MAX_OPEN: Final = 1000
+"""Batches that have not ended, of all tenants together."""
+MAX_OPEN_ITEMS: Final = 2_000_000
+"""Items of these."""
+_AT_ONCE: Final = 0.75
+"""Fraction of the items under way that may be of one tenant of a policy: the rest is left for others."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST: Final = 30 * 86400
@@ -37,7 +46,7 @@ class BatchLimits(NamedTuple):
     concurrency: int = 64
     """Maximum number of items under way."""
     storage_bytes: int = 10 << 30
-    """Maximum bytes of all files that were uploaded."""
+    """Maximum bytes of all files, outputs included, and of items and answers in the database."""
     lease_seconds: float = 15.0
     """Time after which others that share the database run the batches of a server that has failed."""
 
@@ -80,10 +89,12 @@ class Batches:
         directory: str,
         executor: ItemExecutor,
         limits: BatchLimits,
-        weight_of: Callable[[str], float] = lambda _: 1.0,
+        policy: Callable[[], AdmissionPolicy | None] = lambda: None,
     ) -> None:
-        """Open the database and the directory, by default beside the database. Blocks. Raises ``NeriteError``."""
-        self._limits = limits
+        """Open the database and the directory, by default beside the database. Blocks. Raises ``NeriteError``.
+
+        ``policy`` returns the one in force; without any, there are no tenants.
+        """
         beside = default_directory(location)
         shared = not beside
         directory = directory or beside
@@ -98,10 +109,15 @@ class Batches:
             self.files.close()
             raise
         lease = BatchLease(secrets.token_hex(8), limits.lease_seconds, sole=not shared)
-        self._store = BatchStore(self._database, lease)
+        shares = _TenantShares(limits, policy)
+        self._store = BatchStore(self._database, lease, BatchQuotas(shares.total, shares.quota))
         self.files.remove_others(self._store.file_names())
         seconds = limits.lease_seconds if shared else math.inf
-        self.runner = BatchRunner(self._store, self.files, executor, limits.concurrency, weight_of, seconds)
+        self.runner = BatchRunner(
+            self._store, self.files, executor, limits.concurrency, shares.weight, shares.at_once, seconds
+        )
+        self._arriving = Counter[str]()
+        """Bytes of files that are being written, by tenant."""
 
     @property
     def loop(self) -> WorkLoop:
@@ -123,29 +139,41 @@ class Batches:
     async def upload(
         self, tenant: str, name: str, purpose: str, content: Buffer, expires_seconds: float | None = None
     ) -> FileRecord:
-        """Store a file. Raises ``InvalidItems`` with the line of the first mistake in the input of a batch."""
+        """Store a file.
+
+        Raises ``InvalidItems`` with the line of the first mistake in the input of a batch, and ``QuotaExceeded`` or
+        ``TooLarge`` if there is no room for it.
+        """
         now = time.time()
         until = None if expires_seconds is None else now + expires_seconds
         record = FileRecord(new_file_id(), tenant, name, purpose, len(content), now, until)
-        await self._store.check_room(record, self._limits.storage_bytes)
+        self._arriving[tenant] += record.size
+        try:
+            await self._store.check_room(tenant, self._arriving[tenant])
+            return await self._write(record, content)
+        finally:
+            self._arriving[tenant] -= record.size
+            if not self._arriving[tenant]:
+                del self._arriving[tenant]
+
+    async def _write(self, record: FileRecord, content: Buffer) -> FileRecord:
         await asyncio.to_thread(self.files.write, record.id, content)
         try:
-            if purpose == "batch":
-                items = await asyncio.to_thread(self._count_items, record.id)
-                record = replace(record, items=items)
-            await self._store.add_file(record, self._limits.storage_bytes)
+            if record.purpose == "batch":
+                found = await asyncio.to_thread(self._read_items, record.id)
+                record = replace(record, items=len(found.items), row_bytes=found.row_bytes)
+            await self._store.add_file(record)
         except BaseException:
             await asyncio.to_thread(self.files.remove, [record.id])
             raise
         return record
 
-    def _count_items(self, name: str) -> int:
-        """Return the number of items in a file. Raises ``InvalidItems``."""
+    def _read_items(self, name: str) -> ItemFile:
         with self.files.open(name) as file:
             found = read_items(file)
         if found.mistakes:
             raise InvalidItems(found.mistakes[0])
-        return len(found.items)
+        return found
 
     async def file(self, tenant: str, name: str) -> FileRecord:
         """Return a file. Raises ``NotFound``."""
@@ -197,18 +225,10 @@ class Batches:
         """Return a batch. Raises ``NotFound``."""
         return self._told(await self._store.batch(tenant, name))
 
-    def _told(self, record: BatchRecord) -> BatchRecord:
-        """Return a batch with why it was set aside, if it was."""
-        for letter in self.loop.dead_letters:
-            if record.id in letter.unit and not record.status.is_end:
-                text = f"{letter.text}. It can be cancelled; an operator can have it tried again"
-                error = {"code": SET_ASIDE, "message": text, "param": None, "line": None}
-                return replace(record, errors=[*record.errors, error])
-        return record
-
     async def list_batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""
-        return await self._store.batches(tenant, listing)
+        found, more = await self._store.batches(tenant, listing)
+        return list(map(self._told, found)), more
 
     async def cancel(self, tenant: str, name: str) -> BatchRecord:
         """Cancel a batch: what is done is kept. Raises ``NotFound``, and ``Conflict`` for one that has ended."""
@@ -219,6 +239,37 @@ class Batches:
     def predicted_end(self, name: str) -> float | None:
         """Return when a batch is predicted to end; None if that is not known."""
         return self.runner.planner.predicted_end(name, time.time())
+
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """Return a batch with the reason why nothing more is done for it, if there is one."""
+        obstacle = None if record.status.is_end else self.runner.obstacle(record.id)
+        return record if obstacle is None else record.with_error(*obstacle)
+
+
+class _TenantShares:
+    """What each tenant may have of a server's batches, by the policy in force."""
+
+    def __init__(self, limits: BatchLimits, policy: Callable[[], AdmissionPolicy | None]) -> None:
+        self.total = BatchUse(MAX_OPEN, MAX_OPEN_ITEMS, limits.storage_bytes)
+        self._most = limits.concurrency
+        self._policy = policy
+
+    def quota(self, name: str) -> TenantQuota | None:
+        """Return what a tenant may use; None for everything."""
+        policy = self._policy()
+        if policy is None:
+            return None
+        tenant = policy.tenant(name)
+        return TenantQuota(tenant.open_batches, tenant.batch_items, tenant.batch_bytes)
+
+    def weight(self, name: str) -> float:
+        """Return the weight of a tenant."""
+        policy = self._policy()
+        return 1.0 if policy is None else policy.tenant(name).weight
+
+    def at_once(self, _: str) -> int:
+        """Return how many items of a tenant may be under way: some places are always left for another one."""
+        return self._most if self._policy() is None else max(1, int(self._most * _AT_ONCE))
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

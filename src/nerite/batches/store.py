@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from nerite.batches.items import ItemLine
-from nerite.batches.records import BATCH_COLUMNS, FILE_COLUMNS, BatchRecord, BatchStatus, FileRecord, ItemState
-from nerite.core.errors import Conflict, NeriteError, NotFound, QuotaExceeded, TooLarge
+from nerite.batches.records import (
+    BATCH_COLUMNS,
+    FILE_COLUMNS,
+    BatchObstacle,
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    ItemState,
+)
+from nerite.core.errors import Conflict, NeriteError, NotFound, QuotaExceeded, RefusedData, TooLarge
 from nerite.storage.database import Database, Transaction
 
 _FILES: Final = ", ".join(FILE_COLUMNS)
 _BATCHES: Final = ", ".join(BATCH_COLUMNS)
+_STATUS: Final = BATCH_COLUMNS.index("status")
 _ENDS: Final = tuple(str(status) for status in BatchStatus if status.is_end)
 _OPEN: Final = "status NOT IN ('" + "', '".join(_ENDS) + "')"
-MAX_OPEN: Final = 1000
-"""Batches that have not ended."""
-MAX_OPEN_ITEMS: Final = 2_000_000
-"""Items of these batches that have no answer."""
+"""As in the index ``batches_open``."""
+_ENDED: Final = f"NOT ({_OPEN})"
+_FILE_BYTES: Final = 4096
+"""Bytes that a file takes beside its content, on a disk and as a row."""
+NO_LINES: Final[Mapping[int, bytes]] = MappingProxyType({})
 _RENEWAL: Final = 2 / 3
 """Fraction of a lease below which it is renewed."""
 
@@ -42,6 +55,15 @@ class ItemAnswerRow(NamedTuple):
     answer: bytes
     """Its line of an output file."""
     custom_id: str = ""
+    refused: bool = False
+    """The database has refused the answer of the item, and this says so instead."""
+
+
+class UnreadableBatch(NamedTuple):
+    """A batch whose row is damaged."""
+
+    tenant: str
+    error: Exception
 
 
 class BatchTakenOver(NeriteError):
@@ -58,6 +80,33 @@ class BatchLease(NamedTuple):
     """No other process uses the database, so batches of any owner are those of one that has ended."""
 
 
+class BatchUse(NamedTuple):
+    """What batches use of a server, or may use."""
+
+    open: int
+    """Batches that have not ended."""
+    items: int
+    """Items of these."""
+    bytes: int
+    """Bytes of files, outputs included, and of items and answers in the database."""
+
+
+class TenantQuota(NamedTuple):
+    """What a tenant may use; None for as much as is left free."""
+
+    open: int | None = None
+    items: int | None = None
+    bytes: int | None = None
+
+
+class BatchQuotas(NamedTuple):
+    """What all tenants together may use, and each of them."""
+
+    total: BatchUse
+    of: Callable[[str], TenantQuota | None]
+    """Return what a tenant may use; None for everything."""
+
+
 class BatchStore:
     """All rows. ``tenant`` restricts what a call can see; rows of others do not exist for it.
 
@@ -65,25 +114,69 @@ class BatchStore:
     only as long as it has them, whatever its clock says.
     """
 
-    def __init__(self, database: Database, lease: BatchLease) -> None:
+    def __init__(self, database: Database, lease: BatchLease, quotas: BatchQuotas) -> None:
         self._database = database
         self._lease = lease
+        self._quotas = quotas
+
+    # Quotas
+
+    def _check_room(self, transaction: Transaction, tenant: str, new: BatchUse) -> None:
+        """Raise ``QuotaExceeded`` for what a tenant may not use, ``Conflict`` or ``TooLarge`` for the server's limits.
+
+        Limits of which ``new`` uses nothing are not looked at. A tenant without a quota may have no more than are left
+        free (dynamic thresholds): alone half of all, and the next tenant finds as much as each of the others has.
+        """
+        total, used, own = self._quotas.total, _use(transaction), _use(transaction, tenant)
+        quota = self._quotas.of(tenant)
+        for index, limit in enumerate(_LIMITS):
+            wanted, free = new[index], total[index] - used[index]
+            if wanted > max(free, 0):
+                raise limit.error(
+                    f"all together have {used[index]} {limit.what}, and may have {total[index]}{limit.of_all}: not "
+                    f"{wanted} more. {limit.remedy}"
+                )
+            most = None if quota is None else quota[index]
+            if wanted and quota is not None and own[index] + wanted > (free if most is None else most):
+                allowed = f"no more than are free, which are {free}" if most is None else f"{most} ({limit.of_tenant})"
+                raise QuotaExceeded(
+                    f"tenant '{tenant}' has {own[index]} {limit.what}, and may have {allowed}: not {wanted} more. "
+                    f"{limit.remedy}"
+                )
+
+    async def use(self, tenant: str | None = None) -> BatchUse:
+        """Return what a tenant uses, or all of them."""
+        return await self._database.run(lambda transaction: _use(transaction, tenant))
+
+    async def check_room(self, tenant: str, size: int) -> None:
+        """Raise ``QuotaExceeded`` or ``TooLarge`` if there is no room for ``size`` bytes of a file."""
+        new = BatchUse(0, 0, size + _FILE_BYTES)
+        await self._database.run(lambda transaction: self._check_room(transaction, tenant, new))
+
+    async def full(self, tenants: Collection[str]) -> set[str]:
+        """Return those of the tenants for whom no more answers may be stored."""
+
+        def work(transaction: Transaction) -> set[str]:
+            total = self._quotas.total.bytes
+            if _use(transaction).bytes >= total:
+                return set(tenants)
+            quotas = {tenant: quota.bytes for tenant in tenants if (quota := self._quotas.of(tenant)) is not None}
+            # What has begun goes on until it uses half of all: others may have used up what was free.
+            return {
+                tenant
+                for tenant, most in quotas.items()
+                if _use(transaction, tenant).bytes >= (total // 2 if most is None else most)
+            }
+
+        return await self._database.run(work)
 
     # Files
 
-    async def check_room(self, file: FileRecord, most_bytes: int) -> None:
-        """Raise what ``add_file`` would raise now, before the content is written."""
-        await self._database.run(lambda transaction: _check_bytes(transaction, file, most_bytes))
-
-    async def add_file(self, file: FileRecord, most_bytes: int) -> None:
-        """Add a file.
-
-        Raises ``TooLarge`` if all files together would have more than ``most_bytes``, and ``QuotaExceeded`` if those of
-        the tenant would have more than are left free.
-        """
+    async def add_file(self, file: FileRecord) -> None:
+        """Add a file. Raises ``QuotaExceeded`` or ``TooLarge`` if there is no room for it."""
 
         def work(transaction: Transaction) -> None:
-            _check_bytes(transaction, file, most_bytes)
+            self._check_room(transaction, file.tenant, BatchUse(0, 0, file.size + _FILE_BYTES))
             _insert_file(transaction, file)
 
         await self._database.run(work)
@@ -132,20 +225,20 @@ class BatchStore:
     async def add_batch(self, batch: BatchRecord) -> None:
         """Add a batch, which this server runs.
 
-        Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose or when there are too
-        many batches or items, ``QuotaExceeded`` when the tenant has as many of them as are left free.
+        Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose, and for what exceeds
+        limits ``QuotaExceeded``, ``Conflict`` or ``TooLarge``.
         """
 
         def work(transaction: Transaction) -> None:
             file = _file(transaction, batch.tenant, batch.input_file_id)
             if file.purpose != "batch":
                 raise Conflict(f"the purpose of file '{file.id}' is '{file.purpose}': it must be 'batch'")
-            _check_open(transaction, batch, file.items)
-            places = ", ".join("?" * (len(BATCH_COLUMNS) + 2))
+            self._check_room(transaction, batch.tenant, BatchUse(1, file.items, file.row_bytes))
+            places = ", ".join("?" * (len(BATCH_COLUMNS) + 4))
             until = transaction.now() + self._lease.seconds
             transaction.execute(
-                f"INSERT INTO batches ({_BATCHES}, owner, owned_until) VALUES ({places})",
-                [*batch.as_row(), self._lease.owner, until],
+                f"INSERT INTO batches ({_BATCHES}, owner, owned_until, items, stored) VALUES ({places})",
+                [*batch.as_row(), self._lease.owner, until, file.items, file.row_bytes],
             )
 
         await self._database.run(work)
@@ -163,8 +256,11 @@ class BatchStore:
         rows, more = await self._database.run(lambda transaction: _page(transaction, "batches", tenant, listing))
         return [BatchRecord.of_row(row) for row in rows], more
 
-    async def claim(self) -> list[BatchRecord]:
-        """Renew the leases of this server, and take the batches whose lease is over; return all that it runs now."""
+    async def claim(self, known: Collection[str] = ()) -> dict[str, BatchRecord | UnreadableBatch | None]:
+        """Renew the leases of this server, and take the batches whose lease is over; return all that it runs now.
+
+        None stands for a batch that is ``known``, and not to be cancelled.
+        """
         owner, seconds, sole = self._lease
 
         def work(transaction: Transaction) -> list[tuple[Any, ...]]:
@@ -178,7 +274,9 @@ class BatchStore:
             statement = f"SELECT {_BATCHES} FROM batches WHERE {_OPEN} AND owner = ? ORDER BY created_at"
             return transaction.rows(statement, [owner])
 
-        return [BatchRecord.of_row(row) for row in await self._database.run(work)]
+        found = {str(row[0]): row for row in await self._database.run(work)}
+        changed = {name for name, row in found.items() if name not in known or row[_STATUS] == BatchStatus.CANCELLING}
+        return {name: _readable(row) if name in changed else None for name, row in found.items()}
 
     async def release(self) -> None:
         """Give back all leases: another server may run the batches at once."""
@@ -205,11 +303,11 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def cancel(self, tenant: str, name: str, now: float) -> BatchRecord:
-        """Begin to cancel a batch. Raises ``NotFound``, and ``Conflict`` for one that has ended."""
+    async def cancel(self, tenant: str | None, name: str, now: float) -> BatchRecord:
+        """Begin to cancel a batch, of any tenant for None. Raises ``NotFound``, ``Conflict`` for one that has ended."""
 
         def work(transaction: Transaction) -> BatchRecord:
-            batch = _batch(transaction, tenant, name)
+            batch = _by_id(transaction, name) if tenant is None else _batch(transaction, tenant, name)
             if batch.status.is_end or batch.status is BatchStatus.FINALIZING:
                 raise Conflict(f"Cannot cancel a batch with status '{batch.status}'.")
             if batch.status is BatchStatus.CANCELLING:
@@ -218,12 +316,56 @@ class BatchStore:
 
         return await self._database.run(work)
 
+    async def abandon(self, name: str, now: float, why: BatchObstacle) -> None:
+        """End a batch that cannot be ended otherwise as failed, whatever is in its row. Raises ``BatchTakenOver``."""
+
+        def work(transaction: Transaction) -> None:
+            self._check_held(transaction, name)
+            transaction.execute("DELETE FROM batch_items WHERE batch_id = ?", [name])
+            errors = json.dumps([{**why._asdict(), "param": None, "line": None}])
+            transaction.execute(
+                "UPDATE batches SET status = ?, failed_at = ?, errors = ?, stored = 0 WHERE id = ?",
+                [str(BatchStatus.FAILED), now, errors, name],
+            )
+
+        await self._database.run(work)
+
+    async def remove_ended(self, most: int) -> None:
+        """Remove the oldest batches that have ended of each tenant that has more than ``most`` of them."""
+
+        def work(transaction: Transaction) -> None:
+            statement = f"SELECT tenant FROM batches WHERE {_ENDED} GROUP BY tenant HAVING COUNT(*) > ?"
+            newest = f"SELECT created_at FROM batches WHERE tenant = ? AND {_ENDED} ORDER BY created_at DESC"
+            for (tenant,) in transaction.rows(statement, [most]):
+                transaction.execute(
+                    f"DELETE FROM batches WHERE tenant = ? AND {_ENDED} AND created_at <= ({newest} LIMIT 1 OFFSET ?)",
+                    [tenant, tenant, most],
+                )
+
+        await self._database.run(work)
+
     # Items
 
-    async def begin(self, name: str, items: Sequence[ItemLine], model: str, now: float) -> BatchRecord:
+    async def refuses(self, name: str, items: Sequence[ItemLine]) -> bool:
+        """Return whether the database refuses rows of items as data. Adds none."""
+
+        def work(transaction: Transaction) -> None:
+            _insert_items(transaction, name, items)
+            raise _Undone
+
+        with contextlib.suppress(_Undone):
+            try:
+                await self._database.run(work)
+            except RefusedData:
+                return True
+        return False
+
+    async def begin(
+        self, name: str, items: Sequence[ItemLine], model: str, now: float, failed: Mapping[int, bytes] = NO_LINES
+    ) -> BatchRecord:
         """Add the items of a validated batch, which is in progress from now on, unless it was cancelled meanwhile.
 
-        Raises ``BatchTakenOver``.
+        ``failed`` has the lines of the error file of items that have failed already. Raises ``BatchTakenOver``.
         """
 
         def work(transaction: Transaction) -> BatchRecord:
@@ -231,15 +373,16 @@ class BatchStore:
             found = _by_id(transaction, name)
             if found.status is not BatchStatus.VALIDATING:
                 return found
-            rows = [
-                (name, item.line, item.custom_id, item.position, item.size, str(ItemState.WAITING)) for item in items
-            ]
+            _insert_items(transaction, name, items)
             transaction.execute_many(
-                "INSERT INTO batch_items (batch_id, line, custom_id, position, size, state) VALUES (?, ?, ?, ?, ?, ?)",
-                rows,
+                "INSERT INTO batch_items (batch_id, line, custom_id, position, size, state, answer) "
+                "VALUES (?, ?, '', 0, 0, ?, ?)",
+                [(name, line, str(ItemState.FAILED), answer) for line, answer in failed.items()],
             )
-            changes = {"status": BatchStatus.IN_PROGRESS, "in_progress_at": now, "total": len(items), "model": model}
-            return _change(transaction, name, changes)
+            total = len(items) + len(failed)
+            transaction.execute("UPDATE batches SET items = ? WHERE id = ?", [total, name])
+            changes = {"status": BatchStatus.IN_PROGRESS, "in_progress_at": now, "total": total, "model": model}
+            return _change(transaction, name, {**changes, "failed": len(failed)})
 
         return await self._database.run(work)
 
@@ -280,20 +423,38 @@ class BatchStore:
                     [str(row.state), row.answer, row.batch, row.line, str(ItemState.WAITING)],
                 )
                 column = "completed" if row.state is ItemState.COMPLETED else "failed"
-                transaction.execute(f"UPDATE batches SET {column} = {column} + ? WHERE id = ?", [changed, row.batch])
+                transaction.execute(
+                    f"UPDATE batches SET {column} = {column} + ?, stored = stored + ? WHERE id = ?",
+                    [changed, changed * len(row.answer), row.batch],
+                )
             return lost
 
         return await self._database.run(work)
 
-    async def answers(self, name: str, state: ItemState, after: int, limit: int) -> list[tuple[int, str, bytes]]:
-        """Return line, custom id and answer of items in a state, those behind line ``after``, in order."""
-        rows = await self._database.run(
-            lambda transaction: transaction.rows(
-                "SELECT line, custom_id, answer FROM batch_items WHERE batch_id = ? AND state = ? AND line > ? "
-                "ORDER BY line LIMIT ?",
+    async def answers(
+        self, name: str, state: ItemState, after: int, limit: int, most_bytes: int
+    ) -> list[tuple[int, str, bytes]]:
+        """Return line, custom id and answer of items in a state, those behind line ``after``, in order.
+
+        They have ``most_bytes`` together, but for the first.
+        """
+
+        def work(transaction: Transaction) -> list[tuple[Any, ...]]:
+            where = "FROM batch_items WHERE batch_id = ? AND state = ? AND line > ?"
+            sizes = transaction.rows(
+                f"SELECT line, COALESCE(LENGTH(answer), 0) {where} ORDER BY line LIMIT ?",
                 [name, str(state), after, limit],
             )
-        )
+            last, left = after, most_bytes
+            for line, size in sizes:
+                if size > left and last != after:
+                    break
+                last, left = line, left - size
+            return transaction.rows(
+                f"SELECT line, custom_id, answer {where} AND line <= ? ORDER BY line", [name, str(state), after, last]
+            )
+
+        rows = await self._database.run(work)
         return [(line, custom_id, bytes(answer or b"")) for line, custom_id, answer in rows]
 
     async def finish(self, name: str, files: Sequence[FileRecord], **values: Any) -> BatchRecord:
@@ -307,59 +468,66 @@ class BatchStore:
             for file in files:
                 _insert_file(transaction, file)
             transaction.execute("DELETE FROM batch_items WHERE batch_id = ?", [name])
+            transaction.execute("UPDATE batches SET stored = 0 WHERE id = ?", [name])
             return _change(transaction, name, values)
 
         return await self._database.run(work)
 
 
-def _check_share(tenant: str, used: int, own: int, wanted: int, most: int, what: str, remedy: str) -> None:
-    """Raise ``QuotaExceeded`` if a tenant would have more than are free for all: the rule of dynamic thresholds.
+class _Limit(NamedTuple):
+    """What the errors for a limit say."""
 
-    A tenant alone may have half of all. However many take what they may, the next finds as much as each of them has.
-    Without a policy there are no tenants, and nothing is kept free.
-    """
-    if tenant and own + wanted > most - used:
-        raise QuotaExceeded(
-            f"tenant '{tenant}' has {own} {what}, and may have no more than are free: {most - used} of {most}. {remedy}"
-        )
-
-
-def _check_bytes(transaction: Transaction, file: FileRecord, most: int) -> None:
-    used, own = _sums(transaction, "SELECT {} FROM batch_files", "size", "tenant", file.tenant)
-    if used + file.size > most:
-        raise TooLarge(
-            f"the file has {file.size} bytes, and all files together would exceed the {most} bytes of "
-            f"batch-storage-bytes, of which {used} are used: delete files, or raise the limit"
-        )
-    _check_share(file.tenant, used, own, file.size, most, "bytes of files", "Delete files, or use smaller ones")
+    what: str
+    of_tenant: str
+    """The setting of the policy."""
+    of_all: str
+    remedy: str
+    error: type[NeriteError]
+    """For what exceeds the limit of the server."""
 
 
-def _check_open(transaction: Transaction, batch: BatchRecord, items: int) -> None:
-    tenant, remedy = batch.tenant, "Wait for a batch, or cancel one"
-    used, own = _sums(transaction, f"SELECT {{}} FROM batches WHERE {_OPEN}", "1", "tenant", tenant)
-    if used >= MAX_OPEN:
-        raise Conflict(f"{MAX_OPEN} batches have not ended: wait for one, or cancel one")
-    _check_share(tenant, used, own, 1, MAX_OPEN, "batches that have not ended", remedy)
-    used, own = _sums(
-        transaction,
-        f"SELECT {{}} FROM batches b JOIN batch_files f ON f.id = b.input_file_id WHERE {_OPEN}",
-        "f.items - b.completed - b.failed",
-        "b.tenant",
-        tenant,
+_LIMITS: Final = (
+    _Limit("batches that have not ended", "open_batches", "", "Wait for one, or cancel one", Conflict),
+    _Limit("items in batches that have not ended", "batch_items", "", "Wait for batches, or cancel some", Conflict),
+    _Limit(
+        "bytes of files, items and answers of batches",
+        "batch_bytes",
+        " of batch-storage-bytes",
+        "Delete files, or wait for batches",
+        TooLarge,
+    ),
+)
+
+
+class _Undone(Exception):
+    """Undoes a transaction."""
+
+
+def _use(transaction: Transaction, tenant: str | None = None) -> BatchUse:
+    """Return what a tenant uses, or all of them."""
+    also, parameters = ("", []) if tenant is None else (" AND tenant = ?", [tenant])
+
+    def sums(columns: str, table: str) -> Iterator[int]:
+        found = transaction.row(f"SELECT COUNT(*), {columns} FROM {table}{also}", parameters)
+        return map(int, found or ())  # PostgreSQL sums up integers as decimals
+
+    files, size = sums("COALESCE(SUM(size), 0)", "batch_files WHERE TRUE")
+    open_batches, items, stored = sums("COALESCE(SUM(items), 0), COALESCE(SUM(stored), 0)", f"batches WHERE {_OPEN}")
+    return BatchUse(open_batches, items, size + files * _FILE_BYTES + stored)
+
+
+def _readable(row: Sequence[Any]) -> BatchRecord | UnreadableBatch:
+    try:
+        return BatchRecord.of_row(row)
+    except Exception as error:
+        return UnreadableBatch(str(row[BATCH_COLUMNS.index("tenant")]), error)
+
+
+def _insert_items(transaction: Transaction, name: str, items: Sequence[ItemLine]) -> None:
+    transaction.execute_many(
+        "INSERT INTO batch_items (batch_id, line, custom_id, position, size, state) VALUES (?, ?, ?, ?, ?, ?)",
+        [(name, item.line, item.custom_id, item.position, item.size, str(ItemState.WAITING)) for item in items],
     )
-    if used + items > MAX_OPEN_ITEMS:
-        raise Conflict(
-            f"the batch has {items} items, and {used} of {MAX_OPEN_ITEMS} have not been answered: wait for a batch, or "
-            "cancel one"
-        )
-    _check_share(tenant, used, own, items, MAX_OPEN_ITEMS, "items without an answer", remedy)
-
-
-def _sums(transaction: Transaction, query: str, value: str, column: str, tenant: str) -> tuple[int, int]:
-    """Return the sum of a value over all rows of a query, and over those of a tenant."""
-    sums = f"COALESCE(SUM({value}), 0), COALESCE(SUM(CASE WHEN {column} = ? THEN {value} ELSE 0 END), 0)"
-    used, own = transaction.row(query.format(sums), [tenant]) or (0, 0)
-    return int(used), int(own)
 
 
 def _insert_file(transaction: Transaction, file: FileRecord) -> None:

@@ -445,7 +445,8 @@ class BatchOptions:
     concurrency: Annotated[int, nerite_flag(
         "batch-concurrency", "Maximum number of items of batches that run at once.", flag.AT_LEAST_ONE)] = 64
     storage_bytes: Annotated[int, nerite_flag(
-        "batch-storage-bytes", "Maximum bytes of all files that are uploaded.", flag.BYTES)] = 10 << 30
+        "batch-storage-bytes", "Maximum bytes of all files, outputs included, and of items and answers in the "
+        "database.", flag.BYTES)] = 10 << 30
 
 
 @dataclass(frozen=True)

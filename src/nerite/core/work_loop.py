@@ -77,12 +77,14 @@ class WorkLoop:
         waiting: Callable[[], int] = lambda: 1,
         essential: bool = False,
         stall_seconds: float = STALL_SECONDS,
+        longest_rest: float = _LONGEST_REST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``about`` distinguishes loops of one name, such as "pool 'llm'".
 
         ``waiting`` returns how many units wait now. A loop that always has something to do keeps the default. The
-        process is not ready while an ``essential`` loop is stalled.
+        process is not ready while an ``essential`` loop is stalled. What fails is tried again after ``longest_rest``
+        seconds at the latest.
         """
         self.name: Final = name
         self.about: Final = about
@@ -97,6 +99,7 @@ class WorkLoop:
         self.woken: Callable[[], object] = lambda: None
         """Called when a unit is to be tried again."""
         self._waiting = waiting
+        self._longest_rest = longest_rest
         self._clock = clock
         self._troubles: dict[str, _Trouble] = {}
         self._restarts_in_a_row = 0
@@ -135,18 +138,22 @@ class WorkLoop:
             self.succeeded(unit)
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Do one step of the loop that is no client's: it is never set aside, and tried again after a rest."""
+    def step(self, name: str, *, routine: bool = False) -> Iterator[None]:
+        """Do one step of the loop that is no client's: it is never set aside, and tried again after a rest.
+
+        A ``routine`` is done whether or not anything waits, so it is no progress.
+        """
         try:
             yield
         except Exception as error:
             self.failed(name, error, tries=0)
         else:
-            self.succeeded(name)
+            self.succeeded(name, progress=not routine)
 
-    def succeeded(self, unit: str) -> None:
+    def succeeded(self, unit: str, *, progress: bool = True) -> None:
         """Note that a unit was handled."""
-        self.advanced()
+        if progress:
+            self.advanced()
         if (trouble := self._troubles.pop(unit, None)) is not None and trouble.failures > trouble.poison:
             _log.info("%s goes on with %s", self, _shown(unit))
 
@@ -154,7 +161,7 @@ class WorkLoop:
         """Note that a unit raised ``error``, and set it aside if that was the last of ``tries``; 0: never."""
         trouble = self._troubles.setdefault(unit, _Trouble())
         trouble.failures += 1
-        trouble.until = self._clock() + min(_FIRST_REST * 2 ** min(trouble.failures - 1, 10), _LONGEST_REST)
+        trouble.until = self._clock() + min(_FIRST_REST * 2 ** min(trouble.failures - 1, 10), self._longest_rest)
         if isinstance(error, NeriteError) and not isinstance(error, RefusedData):
             if trouble.text != error.message:
                 trouble.text = error.message

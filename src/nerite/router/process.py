@@ -283,13 +283,13 @@ class RouterProcess(PoolProcess):
             router.batch_files,
             RoutedItems(self.table, service, router.max_body),
             limits,
-            self._weight_of,
+            self._policy_in_force,
         )
         self._service.batch_api = BatchApi(self._batches)
         self._figures.more.append(partial(write_batch_metrics, self._batches.runner))
 
-    def _weight_of(self, tenant: str) -> float:
-        return 1.0 if self._admission is None else self._admission.tenants.policy.tenant(tenant).weight
+    def _policy_in_force(self) -> AdmissionPolicy | None:
+        return None if self._admission is None else self._admission.tenants.policy
 
     def _welcome_lines(self, ports: dict[str, int]) -> Iterator[str]:
         names = ", ".join(pool.name for pool in self.pools)

@@ -36,6 +36,9 @@ input_tokens_per_minute = 1000
 output_tokens_per_minute = 600
 output_tokens_burst = 100
 concurrency = 4
+open_batches = 10
+batch_items = 2_000
+batch_bytes = 1_000_000
 retry_fraction = 0.25
 sequence_share = 0.5
 [default]
@@ -60,6 +63,8 @@ def test_what_a_file_says() -> None:
     ]
     acme = policy.tenants["acme"]
     assert (acme.level, acme.weight, acme.concurrency, acme.retry_fraction) == ("high", 3, 4, 0.25)
+    assert (acme.open_batches, acme.batch_items, acme.batch_bytes) == (10, 2000, 1_000_000)
+    assert (policy.everybody.open_batches, policy.everybody.batch_items, policy.everybody.batch_bytes) == (None,) * 3
     assert (acme.sequence_share, policy.everybody.sequence_share) == (0.5, 0.75)
     assert (acme.input_tokens, acme.output_tokens, acme.requests) == (
         RateLimit(1000, 1000),
@@ -168,6 +173,8 @@ def test_an_empty_file_limits_queues_alone() -> None:
         (f"[classes.a]\nttft_seconds = 1{'0' * 400}", "p:2: classes.a.ttft_seconds: must be a number of seconds"),
         ("[classes.a]\nttft_seconds = 1e30", "p:2: classes.a.ttft_seconds: must be a number of seconds"),
         (f"[default]\nconcurrency = 1{'0' * 400}", "p:2: default.concurrency: must be an integer >= 0"),
+        ("[default]\nopen_batches = -1", "p:2: default.open_batches: must be an integer >= 0"),
+        ("[default]\nbatch_bytes = '1GB'", "p:2: default.batch_bytes: must be an integer >= 0"),
         (f"x = {'[' * 5_000}", "p: maximum recursion depth exceeded"),
         (f"x = {'9' * 5_000}", "p: Exceeds the limit (4300 digits) for integer string conversion"),
         ("[redis]", 'p:1: redis: needs the address of Redis, as in: url = "redis://127.0.0.1:6379"'),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nerite.batches import items
-from nerite.batches.items import answer_line, body_of_line, error_line, is_endpoint, read_items
+from nerite.batches.items import ItemLine, answer_line, body_of_line, error_line, is_endpoint, read_items
+from nerite.core.errors import InvalidArgument
 
 CHAT = "/v1/chat/completions"
 
@@ -50,6 +51,15 @@ def test_a_model_of_kserve_is_in_the_url() -> None:
         (line(2, custom_id=7), "invalid_custom_id", "custom_id"),
         (line(2, custom_id=""), "invalid_custom_id", "custom_id"),
         (line(2, custom_id="x" * 1025), "invalid_custom_id", "custom_id"),
+        (line(2, custom_id="a\0b"), "invalid_custom_id", "custom_id"),
+        (line(2, "/v2/models/zz ABC/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/zz\r\nX-Injected: 1/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/m?x=/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/../infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/a%2Fb/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/a%00/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/é/infer"), "invalid_url", "url"),
+        (line(2, "/v2/models/m/infer\n"), "invalid_url", "url"),
         (line(2, method="GET"), "invalid_method", "method"),
         (line(2, "/v1/models"), "invalid_url", "url"),
         (line(2, "/v1/completions"), "mismatched_endpoint", "url"),
@@ -57,6 +67,7 @@ def test_a_model_of_kserve_is_in_the_url() -> None:
         (line(2, body={"model": "llm", "stream": True}), "invalid_request", "body.stream"),
         (line(2, body={}), "missing_required_parameter", "body.model"),
         (line(2, body={"model": "other"}), "mismatched_model", "body.model"),
+        (line(2, body={"model": "l\nlm"}), "missing_required_parameter", "body.model"),
         (line(1), "duplicate_custom_id", "custom_id"),
     ],
 )
@@ -95,13 +106,44 @@ def test_not_every_mistake_of_a_file_is_listed() -> None:
 def test_endpoints() -> None:
     assert is_endpoint("/v1/embeddings")
     assert is_endpoint("/v2/models/m/versions/3/infer")
+    assert is_endpoint("/v2/models/caf%C3%A9/infer")
     assert not is_endpoint("/v2/models/m/generate")
     assert not is_endpoint("/v1/files")
 
 
 def test_the_body_of_a_line() -> None:
     raw = json.dumps(line(1, body={"model": "é", "n": 1})).encode()
-    assert json.loads(body_of_line(raw)) == {"model": "é", "n": 1}
+    item = ItemLine(1, "item-1", 0, len(raw))
+    assert json.loads(body_of_line(raw, item)) == {"model": "é", "n": 1}
+    other = json.dumps(line(2, body={"model": "é", "n": 1})).encode()
+    for damaged in (b"", raw[:-1], other, bytes(len(raw))):
+        with pytest.raises(InvalidArgument, match="the item is not in line 1 any more"):
+            body_of_line(damaged, item)
+
+
+def test_a_member_that_occurs_twice_has_the_value_that_was_checked() -> None:
+    raw = b'{"custom_id":"a","url":"/v1/completions","body":{"model":"checked","model":"last"}}'
+    (item,) = read_items(io.BytesIO(raw)).items
+    assert body_of_line(raw, item) == b'{"model":"last"}'
+
+
+@pytest.mark.parametrize("levels", [99, 100, 253, 300, 1020, 5000])
+def test_what_is_accepted_can_be_loaded(levels: int) -> None:
+    body = b'{"model":"m","deep":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+    raw = b'{"custom_id":"a","url":"/v1/completions","body":' + body + b"}"
+    read = read_items(io.BytesIO(raw))
+    if levels <= items.MAX_DEPTH:
+        assert json.loads(body_of_line(raw, read.items[0])) == json.loads(body)
+    else:
+        assert read.mistakes and not read.items
+
+
+def test_a_line_that_would_take_long_to_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "MAX_VALUES", 1000)
+    assert not found(line(1, body={"model": "m", "a": [1] * 900})).mistakes
+    for body in ([1] * 1100, [[]] * 100):
+        (mistake,) = found(line(1, body={"model": "m", "a": body})).mistakes
+        assert (mistake.code, mistake.line) == ("invalid_json_line", 1)
 
 
 def test_lines_of_outputs() -> None:
@@ -129,7 +171,8 @@ def test_files_of_other_editors(ends: str) -> None:
     assert read.mistakes == []
     assert [each.line for each in read.items] == [1, 4]
     for each in read.items:
-        assert json.loads(body_of_line(raw[each.position : each.position + each.size])) == {"model": "llm"}
+        body = body_of_line(raw[each.position : each.position + each.size], each)
+        assert json.loads(body) == {"model": "llm"}
     (mistake,) = read_items(io.BytesIO(b"\xef\xbb\xbf")).mistakes
     assert mistake.code == "empty_file"
 
