@@ -10,8 +10,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -20,6 +22,9 @@ from test_llm import NARROW
 
 from llm_models import language_model
 from nerite.core.item_attempt import new_attempt, new_batch_id
+from nerite.ledger.tables import LedgerSchema, sums
+from nerite.storage.database import Database
+from postgres_server import postgres_server
 from routing import ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
@@ -193,6 +198,45 @@ def test_usage_at_the_router(tmp_path: Path) -> None:
         assert status == 400
         assert "group_by" in json.loads(body)["error"]["message"]
         assert router.metrics()["nerite_ledger_rows_total"] == 2
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "router.db")
+        return
+    with postgres_server(tmp_path / "postgres") as location:
+        yield location
+
+
+def test_a_name_with_control_characters_stops_nobody_s_rows(database: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    settings = f'{ROUTER}policy-file = "policy.toml"\nledger = "{database}"\n'
+    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address), router=settings) as router:
+        for name in ("a\0b", "a\nb", "a\x1b[2J", "a\u2028b", "a\x85b"):
+            status, _, body = router.ask("POST", "/v1/completions", {"model": name, "prompt": "hi"})
+            assert (status, b"has the control character U+" in body) == (400, True)
+            assert router.ask("POST", f"/v2/models/{quote(name)}/infer", b"{}")[0] == 404
+            with grpcclient.InferenceServerClient(router.grpc) as client:
+                tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(
+                    np.ones((1, 1), np.float32)
+                )
+                for asked in ({"model_name": name}, {"model_name": "m", "model_version": name}):
+                    with pytest.raises(grpcclient.InferenceServerException, match="has the control character U"):
+                        client.infer(inputs=[tensor], **asked)
+        for number in range(50):
+            assert router.ask("POST", "/v1/completions", {"model": f"junk-{number}", "prompt": "hi"})[0] == 404
+        assert router.ask("POST", INFER, b"{}", x_tenant="night")[0] == 200
+        status, _, body = router.ask("GET", "/v1/usage?group_by=model", x_tenant="night")
+        assert [(each["model"], each["requests"]) for each in json.loads(body)["data"]] == [("m", 1)]
+        assert router.ask("POST", INFER, b"{}", x_tenant="acme")[0] == 200
+    ledger = Database(database, [LedgerSchema()])
+    found = ledger.call(partial(sums, start=0, end=9e9, group_by=["tenant", "model"]))
+    ledger.close()
+    assert {(each.group["tenant"], each.group["model"]): each.amounts.requests for each in found} == {
+        ("acme", "m"): 1,
+        ("night", "m"): 1,
+    }
 
 
 def test_what_concerns_all_tenants_needs_the_key(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument
 
 SMALL: Final = 512 * 1024
@@ -102,7 +102,7 @@ def form_facts(body: memoryview) -> BodyFacts:
         raise InvalidArgument("the form names no model: add the field 'model'")
     user = _form_field(data, "user")
     return BodyFacts(
-        checked(model, "the name of a model"), _form_field(data, "stream").lower() == "true", 0.0, user[:256]
+        checked_name(model, "the name of a model"), _form_field(data, "stream").lower() == "true", 0.0, user[:256]
     )
 
 
@@ -134,7 +134,7 @@ def _facts(fields: Mapping[str, Any], prompt: memoryview) -> BodyFacts:
         limit *= copies
     user, continues = fields.get("user"), fields.get("previous_response_id")
     return BodyFacts(
-        checked(model, "the name of a model"),
+        checked_name(model, "the name of a model"),
         fields.get("stream") is True,
         float(min(max(limit, 0), _MAX_ANSWER)),
         user if isinstance(user, str) and len(user) <= 256 else "",
@@ -254,7 +254,7 @@ def sequence_of(text: memoryview) -> SequenceFacts:
     name = parameters.get("sequence_id")
     if not isinstance(name, int | str) or isinstance(name, bool) or name in (0, ""):
         return SequenceFacts()
-    text_name = checked(str(name), "sequence_id")
+    text_name = checked_name(str(name), "sequence_id")
     return SequenceFacts(text_name, parameters.get("sequence_start") is True, parameters.get("sequence_end") is True)
 
 

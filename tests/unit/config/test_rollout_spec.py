@@ -86,7 +86,7 @@ def test_what_the_command_line_passes_on() -> None:
         ("sticky", "user,cookie", "Use header:NAME, parameter:NAME, tenant"),
         ("webhook", "ftp://example.com", "must be a URL, as in https://hooks.example.com/rollouts"),
         ("webhook", "http://example.com:x/", "must be a URL"),
-        ("webhook", "http://example.com/\r\nHost: other", "must be a URL"),
+        ("webhook", "http://example.com/\r\nHost: other", "without control characters"),
         ("force", "yes", "must be true or false"),
         ("step", "1,100", "is not known. Did you mean steps?"),
         ("x" * 2000, 1, "is not known. There are: to, from, steps"),

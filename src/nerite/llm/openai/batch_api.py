@@ -15,9 +15,9 @@ from nerite.batches.store import PageRequest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, RequestHeader
-from nerite.core.text import quoted_text, text_error
+from nerite.core.text import name_error, quoted_text
 from nerite.llm.openai.errors import ApiError, reply_of
-from nerite.llm.openai.fields import Fields, check_length, missing, wrong_value
+from nerite.llm.openai.fields import Fields, check_name, missing, wrong_value
 from nerite.transports.http import files as forms
 from nerite.transports.http import reply
 from nerite.transports.http.handler import BackgroundCalls
@@ -102,8 +102,10 @@ class BatchApi:
             raise wrong_value("purpose", f"one of {', '.join(PURPOSES)}", purpose)
         file = parts["file"]
         name = file.file_name or "file"
-        if text_error(name):
-            raise wrong_value("file", "a file whose name is UTF-8 of at most 1024 characters", name)
+        if name_error(name):
+            raise wrong_value(
+                "file", "a file whose name is UTF-8 of at most 1024 characters without control characters", name
+            )
         if purpose == "batch" and not name.endswith(".jsonl"):
             raise ApiError("Invalid file format for Batch API. Must be .jsonl", "file", "invalid_file_format")
         expires = None
@@ -174,7 +176,7 @@ def _listing(query: str, kind: str) -> PageRequest:
     for name, value in values.items():
         if name not in known:
             raise ApiError(f"Unknown parameter: '{name}'. There are: {', '.join(known)}.", name, "unknown_parameter")
-        check_length(name, value)
+        check_name(name, value)
     most, usual = (10_000, 10_000) if kind == "files" else (100, 20)
     limit = values.get("limit", str(usual))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):

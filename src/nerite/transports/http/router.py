@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.config.options import METRICS_CATEGORY, OpenAiOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
@@ -119,7 +119,7 @@ class Router(InferenceRouter):
         refusal = self.locked(endpoint.category, head)
         try:
             for name, value in route.arguments.items():
-                checked(value, f"the {name} in the path")
+                checked_name(value, f"the {name} in the path")
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
         if endpoint.name == "metrics":
