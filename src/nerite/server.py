@@ -386,9 +386,9 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         if self.demand is not None and any(self.demand.residency):
             self.demand.figures.write_metrics(page)
 
-    def quota(self) -> dict[str, Any]:
-        """Return the used and remaining quota of each tenant, by model, and whether there is a ledger of their use."""
-        quota = self._tenant_admission.quota() if self._tenant_admission is not None else {}
+    def quota(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return the used and remaining quota of a tenant or of each, by model, and whether there is a ledger."""
+        quota = self._tenant_admission.quota(tenant) if self._tenant_admission is not None else {}
         return quota if self._ledger is None else {**quota, "ledger": True}
 
     async def usage(self, query: UsageQuery) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from nerite.core.item_attempt import new_attempt, new_batch_id
 from nerite.ledger.tables import LedgerSchema, sums
 from nerite.storage.database import Database
 from postgres_server import postgres_server
-from routing import ROUTER, Received, events, pool, response, routing, stand_ins
+from routing import ADMIN_KEY, ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
 CHAT = "/v1/chat/completions"
@@ -48,7 +48,7 @@ USAGE = '{"usage":{"prompt_tokens":9,"completion_tokens":30,"prompt_tokens_detai
 
 
 @contextmanager
-def ledgered(folder: Path, *pools: str, more: str = "", clean: bool = True) -> Iterator[Serving]:
+def ledgered(folder: Path, *pools: str, more: str = ADMIN_KEY, clean: bool = True) -> Iterator[Serving]:
     """Run a router with a ledger and the policy."""
     (folder / "policy.toml").write_text(POLICY)
     settings = f'{ROUTER}policy-file = "policy.toml"\nledger = "router.db"\n{more}'
@@ -245,13 +245,29 @@ def test_what_concerns_all_tenants_needs_the_key(tmp_path: Path) -> None:
     with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address), more=more) as router:
         router.ask("POST", INFER, b"{}", x_tenant="acme")
         for path in ("/v2/usage", "/v2/quota"):
-            for headers in ({}, {"x_tenant": "acme"}, {"x_admin_key": "two"}):
+            for headers in ({}, {"x_tenant": "nobody"}, {"x_admin_key": "two"}):
                 assert router.ask("GET", path, **headers)[0] == 403
             assert router.ask("GET", path, x_admin_key="one")[0] == 200
+            assert router.ask("GET", path, x_tenant="acme")[0] == 200
         assert router.ask("GET", "/v1/usage", x_tenant="acme")[0] == 200
         router.follow(tmp_path / "keys", "two\n")
         eventually(lambda: router.ask("GET", "/v2/usage", x_admin_key="two")[0] == 200)
         assert router.ask("GET", "/v2/usage", x_admin_key="one")[0] == 403
+
+
+def test_without_a_key_a_tenant_sees_its_own_figures_and_nobody_else_any(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address), more="") as router:
+        for tenant in ("acme", "acme", "night"):
+            assert router.ask("POST", INFER, b"{}", x_tenant=tenant)[0] == 200
+        for path in ("/v2/usage?group_by=tenant", "/v2/quota"):
+            for headers in ({}, {"x_tenant": "nobody"}, {"x_nerite_tenant": "acme"}):
+                status, _, body = router.ask("GET", path, **headers)
+                assert status == 403
+                assert b"add admin-key to [router] of the cluster file" in body
+        _, _, body = router.ask("GET", "/v2/usage?group_by=tenant", x_tenant="acme")
+        assert [(each["tenant"], each["requests"]) for each in json.loads(body)["data"]] == [("acme", 2)]
+        told = json.loads(router.ask("GET", "/v2/quota", x_tenant="night")[2])
+        assert {each["tenant"] for part in told.values() for each in part} == {"night"}
 
 
 def test_files_with_keys_are_checked(tmp_path: Path) -> None:
@@ -303,7 +319,7 @@ def test_each_request_is_billed_once_and_both_ledgers_agree(server: tuple[Servin
     text = {"model": "talks", "prompt": "once upon a time", "max_tokens": 12, "temperature": 0}
     tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
     key = f"member-key-file = '{folder / 'keys'}'\n"
-    with ledgered(tmp_path, member, more=key) as router:
+    with ledgered(tmp_path, member, more=ADMIN_KEY + key) as router:
         for _ in range(3):
             assert router.ask("POST", "/v1/completions", text, x_tenant="acme")[0] == 200
         stream = {**text, "stream": True, "stream_options": {"include_usage": True}}

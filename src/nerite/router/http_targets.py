@@ -47,6 +47,8 @@ _OF_ROUTERS: Final = frozenset((
     "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
     *routes.QUERIED, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
+_IDENTIFIED: Final = routes.BATCH_ENDPOINTS | routes.OF_TENANTS | routes.QUERIED
+"""Endpoints whose answers depend on the tenant who asks."""
 _ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 
 
@@ -219,7 +221,7 @@ class HttpTargets:
         if name in routes.BATCH_ENDPOINTS and head.headers.get("content-encoding", "identity") != "identity":
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         found = {key: checked_name(unquote(value), f"the {key} in the path") for key, value in arguments.items()}
-        caller = self._caller(head) if name in routes.QUERIED or name in routes.BATCH_ENDPOINTS else ANYBODY
+        caller = self._caller(head) if name in _IDENTIFIED else ANYBODY
         return RouteTarget(local=name, openai=openai, arguments=found, caller=caller)
 
     def _caller(self, head: RequestHead) -> Caller:

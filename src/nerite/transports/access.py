@@ -143,6 +143,20 @@ class Callers:
         patience = _rounded(min(limits)) if limits else 0
         return Caller(name, wanted, patience, _is_retry(get), bool(named), bool(named and get(PAID)))
 
+    def figures_of(self, caller: Caller | None, remedy: str) -> str | None:
+        """Return the tenant whose figures a caller without the key to those of all tenants sees; None: all.
+
+        All are open if the policy has no tenants. Raises ``Restricted`` with ``remedy`` for a caller who is none.
+        """
+        tenants = self._policy().tenants
+        if not tenants:
+            return None
+        if caller is None or caller.tenant not in tenants:
+            raise Restricted(
+                f"the figures of all tenants need a key: {remedy}. The key of a tenant shows that tenant's own figures"
+            )
+        return caller.tenant
+
     @staticmethod
     def _tenant_of_router(get: Get, keys: AccessKeys) -> str:
         """Return the tenant that a router names; empty if the request comes from none. Raises ``Restricted``."""

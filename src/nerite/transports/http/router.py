@@ -23,7 +23,7 @@ from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
 from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.routes import QUERIED, Route
+from nerite.transports.http.routes import OF_TENANTS, QUERIED, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _NO_METRICS: Final = reply.json_reply(
     },
     404,
 )
+_TENANTS_KEY: Final = "start the server with --http-restricted-api=statistics:admin-key=@FILE (docs/access.md)"
 
 
 class Router(InferenceRouter):
@@ -126,10 +127,21 @@ class Router(InferenceRouter):
             return self._metrics_target(head)
         if endpoint.name in ("root", "docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
+        arguments: dict[str, Any] = {"query": head.query} if endpoint.name in QUERIED else {**route.arguments}
+        if endpoint.name in OF_TENANTS and refusal is None:
+            try:
+                arguments["tenant"] = self._figures_of(head, endpoint.category)
+            except NeriteError as error:
+                return HttpTarget(refusal=reply.error_reply(error))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
-        arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
+
+    def _figures_of(self, head: RequestHead, category: str) -> str | None:
+        """Return the tenant whose figures a request may see; None: all. Raises ``NeriteError``."""
+        if category in self._locks or self._callers is None:  # it has the key, or there is no policy
+            return None
+        return self._callers.figures_of(self.sender_of(head).caller, _TENANTS_KEY)
 
     def _metrics_target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a scrape. The page tells what the statistics tell, so it needs their key, too."""
