@@ -219,10 +219,9 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
 
 def _check(header: RequestHeader) -> None:
     """Raise ``NeriteError`` for a header that cannot be sent, or that the server would reject from clients."""
-    names = [("model_name", header.model_name)]
+    names = [("model_name", header.model_name), ("the correlation ID", str(header.sequence_id))]
     names += [("the name of an input", spec.name) for spec in header.inputs]
     names += [("the name of a requested output", output.name) for output in header.outputs]
-    names.append(("the correlation ID", str(header.sequence_id)))
     for what, name in names:
         if (mistake := name_error(name)) is not None:
             raise InvalidArgument(f"{what} {mistake}")
@@ -492,6 +491,11 @@ class ServedRequest(InferenceRequest):
             header.sequence_start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
             | header.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
         )
+
+    def tenant(self) -> str:
+        """Return whose request it is; empty if no policy is in force. Not part of Triton's interface."""
+        caller = self.core.header.caller
+        return "" if caller is None else caller.tenant
 
     def target(self) -> tuple[str, int]:
         """Return the model that received the request, and the version that the caller named."""

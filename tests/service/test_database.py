@@ -176,10 +176,9 @@ def test_errors_say_what_a_database_is_for_and_the_log_where_it_is(
         assert failed.value.message == "the database of the notes does not answer; see the server's log"
     admin.call(lambda transaction: transaction.execute("ALTER ROLE guest LOGIN"))
     assert database.call(lambda transaction: transaction.rows("SELECT 1")) == [(1,)]
-    lost, closed, works = caplog.messages
+    lost, closed = caplog.messages  # once each, however often it is tried
     assert lost.startswith(f"the database {guests} failed: ")
     assert closed.startswith(f"cannot connect to the database {guests}: ")
-    assert works == f"the database {guests} works again"
     database.close()
     admin.close()
 

@@ -216,7 +216,7 @@ def test_a_name_with_control_characters_stops_nobody_s_rows(database: str, tmp_p
         for name in ("a\0b", "a\nb", "a\x1b[2J", "a\u2028b", "a\x85b"):
             status, _, body = router.ask("POST", "/v1/completions", {"model": name, "prompt": "hi"})
             assert (status, b"has the control character U+" in body) == (400, True)
-            assert router.ask("POST", f"/v2/models/{quote(name)}/infer", b"{}")[0] == 404
+            assert router.ask("POST", f"/v2/models/{quote(name)}/infer", b"{}")[0] in (400, 404)
             with grpcclient.InferenceServerClient(router.grpc) as client:
                 tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(
                     np.ones((1, 1), np.float32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import sqlite3
 import threading
@@ -35,6 +36,8 @@ _PATIENCE: Final = {
     "tcp_user_timeout": 30_000,
 }
 """How PostgreSQL's client notices that a host has vanished without a word, unless the location says otherwise."""
+_SAME_SECONDS: Final = 60.0
+"""Time after which a failure of the database is logged again."""
 _MIGRATION_LOCK: Final = 0x4E657269
 """Number of PostgreSQL's lock under which one server at a time creates tables."""
 _BINDING_ERRORS: Final = (OverflowError, TypeError, ValueError)
@@ -148,8 +151,8 @@ class Database:
         self._open = partial(_open_postgres if self._postgres else _open_sqlite, location)
         self._connection, self._driver = self._open()
         self._opened = False
-        self._failure = ""
-        """What the driver said last, while the database fails."""
+        self._said: dict[str, float] = {}
+        """When each failure was logged last: work that succeeds beside does not end those of other work."""
         self._thread = ThreadPoolExecutor(1, "database")
         try:
             with self.transaction() as transaction:
@@ -181,9 +184,6 @@ class Database:
             except BaseException:
                 self._undo()
                 raise
-            if self._failure:
-                self._failure = ""
-                _log.info("the database %s works again", self.location)
 
     def _open_again(self) -> None:
         try:
@@ -200,8 +200,10 @@ class Database:
         """Return the error for a database that fails; ``text`` is for the operator alone."""
         if not self._opened:
             return Unavailable(text)
-        if text != self._failure:
-            self._failure = text
+        now = time.monotonic()
+        if now - self._said.get(text, -math.inf) >= _SAME_SECONDS:
+            self._said = {other: at for other, at in self._said.items() if now - at < _SAME_SECONDS}
+            self._said[text] = now
             _log.error("%s", text)
         return Unavailable(f"{self._about} does not answer; see the server's log")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import cast
@@ -27,6 +28,7 @@ class Rows:
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []
         self.add = self.rows.append
+        self.wall = WallClock(time.time_ns() - time.monotonic_ns())
         self._numbers = count(1)
 
     def next_number(self) -> int:

@@ -14,16 +14,18 @@ from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.model_control import ModelControl
-from nerite.transports import engine_load
+from nerite.transports import access, engine_load
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import reply, routes
 from nerite.transports.http.administration import HttpAdministration
+from nerite.transports.http.background import BackgroundApi
 from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
 from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.routes import OF_TENANTS, QUERIED, Route
+from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import BACKGROUND, OF_TENANTS, QUERIED, Endpoint, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Router(InferenceRouter):
         )
         self._reporting_server = server
         self._administration = HttpAdministration(server, rollouts)
+        self._background = BackgroundApi(server.loops)
         self._metrics = metrics
         self._documentation = Documentation(server, locks, metrics=metrics is not None, console=console)
         self._openai = OpenAi(
@@ -117,7 +120,7 @@ class Router(InferenceRouter):
             if endpoint.name != "infer" and target.refusal is None:
                 self._add_load_report(head, route.arguments["model"])
             return target
-        refusal = self.locked(endpoint.category, head)
+        refusal = self._refusal(endpoint, head)
         try:
             for name, value in route.arguments.items():
                 checked_name(value, f"the {name} in the path")
@@ -134,7 +137,8 @@ class Router(InferenceRouter):
             except NeriteError as error:
                 return HttpTarget(refusal=reply.error_reply(error))
         change = head.method == "POST" and len(endpoint.methods) > 1
-        call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
+        owner = self._background if endpoint.name in BACKGROUND else self._administration
+        call = getattr(owner, f"change_{endpoint.name}" if change else endpoint.name)
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
 
     def _figures_of(self, head: RequestHead, category: str) -> str | None:
@@ -142,6 +146,13 @@ class Router(InferenceRouter):
         if category in self._locks or self._callers is None:  # it has the key, or there is no policy
             return None
         return self._callers.figures_of(self.sender_of(head).caller, _TENANTS_KEY)
+
+    def _refusal(self, endpoint: Endpoint, head: RequestHead) -> Reply | None:
+        """Return the error reply if the request lacks the key that its endpoint needs; else None."""
+        if endpoint.name not in BACKGROUND:
+            return self.locked(endpoint.category, head)
+        remedy = "" if self._callers is None else f"--http-restricted-api={endpoint.category}:HEADER=@KEYFILE"
+        return access.operator_refusal(self._locks, endpoint.category, head, remedy)
 
     def _metrics_target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a scrape. The page tells what the statistics tell, so it needs their key, too."""
