@@ -82,6 +82,10 @@ class Tenant:
     """Tokens of input and output in a calendar month, over all servers; 0 for no limit."""
     money_per_month: int = 0
     """What these tokens may cost, in millionths of the currency of the price list; 0 for no limit."""
+    stored_responses: int | None = None
+    """Maximum number of stored responses of the OpenAI API; None for as many as are left for others."""
+    response_bytes: int | None = None
+    """Maximum bytes of these; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +224,13 @@ _TENANT: Final = {
     "sequence_share": _SHARE,
     "tokens_per_month": _COUNT,
     "money_per_month": _MONEY,
+    "stored_responses": _COUNT,
+    "response_bytes": _COUNT,
 }
-_PLAIN: Final = ("weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month")
+_PLAIN: Final = (
+    *("weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month"),
+    *("stored_responses", "response_bytes"),
+)
 """Settings of a tenant that are taken as they are."""
 _NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
 _LLM: Final = {
