@@ -335,6 +335,23 @@ def test_a_tenant_has_a_share_of_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "what"),
+    [("--responses-storage-number=1", "1 responses"), ("--responses-storage-bytes=1500", "1500 bytes of responses")],
+)
+def test_the_flags_of_what_is_kept(tmp_path: Path, flag: str, what: str) -> None:
+    (engine(tmp_path / "models", "words") / "chat_template.jinja").write_text(TEMPLATE)
+    with (
+        serving(tmp_path / "models", tmp_path / "log", f"--responses={tmp_path / 'responses.db'}", flag) as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=30) as anybody,
+    ):
+        for _ in range(2):
+            anybody.responses.create(model="words", input="one")
+        eventually(lambda: f"is not kept: all {what} that this server keeps are there" in server.text)
+        with pytest.raises(openai.RateLimitError, match=f"all {what} that this server keeps are there"):
+            anybody.responses.create(model="words", input="x" * 2000)
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"input": []}, "input"),
