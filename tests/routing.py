@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from serving import NERITE, Serving, program
 
+ADMIN_KEY = 'admin-key = "x-admin-key=tests"\n'
+"""Line of a router with a policy whose tests read the figures of all tenants, with ``Serving.json``."""
 ROUTER = '[router]\nhttp-port = 0\ngrpc-port = 0\nmetrics-port = 0\nexit-timeout = "20s"\n'
 
 

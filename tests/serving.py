@@ -29,6 +29,10 @@ _MODEL_NAME = re.compile(r'(?<=",)model_name="[^"]*",')
 _STARTED = re.compile(r"Started (.+?)(?: Service)? at [^\s:]+:(\d+)")
 
 
+ALL_TENANTS = "--http-restricted-api=statistics:x-admin-key=tests"
+"""Flag of a server with a policy whose tests read the figures of all tenants, with ``Serving.json``."""
+
+
 class Serving:
     """A server that runs. Stopped by ``stop``, which tells the exit status."""
 
@@ -82,8 +86,8 @@ class Serving:
             connection.close()
 
     def json(self, method: str, path: str, body: bytes | Mapping[str, Any] = b"") -> Any:
-        """Send one HTTP request; return the JSON of the answer."""
-        return json.loads(self.ask(method, path, body)[2])
+        """Send one HTTP request with the key to the figures of all tenants; return the JSON of the answer."""
+        return json.loads(self.ask(method, path, body, x_admin_key="tests")[2])
 
     def infer(self, model: str, values: list[Any], name: str = "INPUT0", datatype: str = "FP32") -> list[Any]:
         """Send one row to a model of one input; return the data of the first output. Raises on an error answer."""

@@ -17,7 +17,7 @@ from nerite.admission.tenants import TenantAdmission
 from nerite.cache.interface import ResponseCache
 from nerite.config.open_ports import LOAD, open_ports, remedy, rights
 from nerite.config.options import ServerOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked, checked_name
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import Forbidden, InvalidArgument, NeriteError, NotFound, NotLoaded, Unavailable, Unsupported
 from nerite.core.request import Caller, InferenceRequest
@@ -391,9 +391,9 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         if self.demand is not None and any(self.demand.residency):
             self.demand.figures.write_metrics(page)
 
-    def quota(self) -> dict[str, Any]:
-        """Return the used and remaining quota of each tenant, by model, and whether there is a ledger of their use."""
-        quota = self._tenant_admission.quota() if self._tenant_admission is not None else {}
+    def quota(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return the used and remaining quota of a tenant or of each, by model, and whether there is a ledger."""
+        quota = self._tenant_admission.quota(tenant) if self._tenant_admission is not None else {}
         return quota if self._ledger is None else {**quota, "ledger": True}
 
     async def usage(self, query: UsageQuery) -> dict[str, Any]:
@@ -443,10 +443,10 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self._require_explicit()
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-        checked(model, "the name of a model")
+        checked_name(model, "the name of a model")
         check_file_names(parameters)
         for name, value in parameters.items():
-            checked(name, "the name of a load parameter")
+            checked_name(name, "the name of a load parameter")
             if isinstance(value, str):
                 checked(value, f"load parameter '{name}'", MAX_VALUE)
         if "/" in model or ".." in model:

@@ -31,7 +31,7 @@ from nerite.instances.instance import ModelInstance
 from nerite.instances.placement import HostPolicies
 from nerite.ledger.ledger import Ledger
 from nerite.llm.checkpoint import task_of
-from nerite.llm.openai.responses.store import ResponseStore
+from nerite.llm.openai.responses.store import ResponseShare, ResponseStore, ResponseUse
 from nerite.models.launcher import Launcher
 from nerite.models.running_version import Auditor, RunningVersion
 from nerite.observability import gpus
@@ -198,7 +198,10 @@ class ServerComponents:
         """Open the files, batches and responses that the options configure. Raises ``NeriteError``."""
         options = self._options.batches
         if location := self._options.openai.responses or self._options.ledger:
-            self._responses = self.ports.responses = await asyncio.to_thread(ResponseStore, location)
+            most = ResponseUse(self._options.openai.responses_number, self._options.openai.responses_bytes)
+            self._responses = self.ports.responses = await asyncio.to_thread(
+                ResponseStore, location, most, self._response_share
+            )
         if not options.database:
             return
         limits = BatchLimits(options.concurrency, options.storage_bytes)
@@ -211,6 +214,13 @@ class ServerComponents:
         self.batches = self.ports.batches = await asyncio.to_thread(
             Batches, options.database, options.directory, executor, limits, policy
         )
+
+    def _response_share(self, name: str) -> ResponseShare | None:
+        """Return what a tenant may store of responses; None without a policy."""
+        if not self.tenant_admission.in_force:
+            return None
+        tenant = self.tenant_admission.policy.tenant(name)
+        return ResponseShare(tenant.stored_responses, tenant.response_bytes)
 
     def background_work(self, server: InferenceServer) -> Iterator[BackgroundWork]:
         """Yield the background tasks: audits, and monitors of slow batches, repositories and watched files."""

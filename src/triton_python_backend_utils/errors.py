@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 from nerite.core.response import Parameter
-from nerite.core.text import MAX_VALUE, text_error
+from nerite.core.text import MAX_VALUE, name_error, text_error
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import BindingEnum, Mismatch, Range, Text
 
@@ -122,7 +122,7 @@ def checked_parameters(parameters: Parameters | None) -> dict[str, Parameter]:
 def mistake_in_parameters(parameters: Mapping[str, Parameter], limits: Range) -> str | None:
     """Return why ``parameters`` cannot be sent, as a sentence, or None. ``limits`` is the valid range of integers."""
     for key, value in parameters.items():
-        if (mistake := text_error(key)) is not None:
+        if (mistake := name_error(key)) is not None:
             return f"The name of a parameter {mistake}."
         if isinstance(value, str):
             if (mistake := text_error(value, MAX_VALUE)) is not None:

@@ -16,7 +16,7 @@ from nerite.core.request import InferenceRequest as CoreRequest
 from nerite.core.response import InferenceResponse as CoreResponse
 from nerite.core.response import Parameter
 from nerite.core.tensor import TensorSpec
-from nerite.core.text import MAX_NAME, text_error
+from nerite.core.text import name_error
 from triton_python_backend_utils import arguments
 from triton_python_backend_utils.arguments import INT64, UINT32, UINT64, Mismatch, Text
 from triton_python_backend_utils.errors import (
@@ -167,8 +167,8 @@ def _start(request: InferenceRequest, decoupled: bool) -> model_calls.BlsCall:
     name = request.request_id()
     try:
         header = _header(request, inputs, decoupled)
-        if len(name) > MAX_NAME:
-            raise InvalidArgument(f"request_id {text_error(name)}")
+        if (mistake := name_error(name)) is not None:
+            raise InvalidArgument(f"request_id {mistake}")
     except NeriteError as error:
         return _RejectedCall(error.prefixed(f"Model {request.target()[0]} - Error when running inference: "))
     data = [wire_form(tensor) for tensor in inputs]
@@ -219,11 +219,11 @@ def _header(request: InferenceRequest, inputs: list[Tensor], decoupled: bool) ->
 
 def _check(header: RequestHeader) -> None:
     """Raise ``NeriteError`` for a header that cannot be sent, or that the server would reject from clients."""
-    names = [("model_name", header.model_name)]
+    names = [("model_name", header.model_name), ("the correlation ID", str(header.sequence_id))]
     names += [("the name of an input", spec.name) for spec in header.inputs]
     names += [("the name of a requested output", output.name) for output in header.outputs]
     for what, name in names:
-        if (mistake := text_error(name)) is not None:
+        if (mistake := name_error(name)) is not None:
             raise InvalidArgument(f"{what} {mistake}")
     if isinstance(header.sequence_id, str) and len(header.sequence_id.encode()) > MAX_CORRELATION_ID:
         raise Unsupported("string correlation ID cannot be longer than 128 characters")

@@ -21,8 +21,8 @@ import pytest
 
 from nerite.storage.database import Database
 from postgres_server import postgres_server
-from routing import ROUTER, routing
-from serving import HELD, NERITE, PATIENCE, Serving, eventually, let_go, python_model, serving
+from routing import ADMIN_KEY, ROUTER, routing
+from serving import ALL_TENANTS, HELD, NERITE, PATIENCE, Serving, eventually, let_go, python_model, serving
 
 COUNT = 6
 INFER = "/v2/models/held/infer"
@@ -116,7 +116,7 @@ def models(tmp_path: Path) -> Path:
 def test_items_of_a_server_that_is_killed(models: Path, tmp_path: Path, fronts: tuple[str, ...]) -> None:
     ledger = tmp_path / "ledger.db"
     flags = [f"--batches={tmp_path / 'batches.db'}", f"--ledger={ledger}", f"--policy-file={tmp_path / 'policy.toml'}"]
-    flags += fronts
+    flags += [ALL_TENANTS, *fronts]
     with serving(models, tmp_path / "log", *flags, clean=False) as server, connected(server) as client:
         batch = create(client)
         eventually(lambda: executions(server) == 1)
@@ -141,13 +141,13 @@ def member(models: Path, folder: Path) -> Iterator[Serving]:
     """Run a server that believes routers, whose ledger and quotas outlive them."""
     (folder / "keys").write_text("a-secret\n")
     flags = f"--ledger={folder / 'server.db'}", f"--router-key-file={folder / 'keys'}"
-    with serving(models, folder / "log", *flags, f"--policy-file={folder / 'policy.toml'}") as running:
+    with serving(models, folder / "log", *flags, ALL_TENANTS, f"--policy-file={folder / 'policy.toml'}") as running:
         yield running
 
 
 def cluster(folder: Path, running: Serving) -> tuple[str, str]:
     pool = f'[[pool]]\nname = "main"\nhealth-interval = "200ms"\nmembers = [{{ http = "{running.http}" }}]\n'
-    settings = f"{ROUTER}member-key-file = '{folder / 'keys'}'\npolicy-file = '{folder / 'policy.toml'}'\n"
+    settings = f"{ROUTER}member-key-file = '{folder / 'keys'}'\npolicy-file = '{folder / 'policy.toml'}'\n{ADMIN_KEY}"
     return pool, settings
 
 

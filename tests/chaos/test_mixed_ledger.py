@@ -25,7 +25,7 @@ from nerite.ledger.tables import Equation, LedgerSchema, equations
 from nerite.storage.database import Database, Transaction
 from ports import free_ports
 from routing import ROUTER, pool, routing
-from serving import IDENTITY, PATIENCE, Serving, ensemble, eventually, pbtxt, python_model, serving, step
+from serving import ALL_TENANTS, IDENTITY, PATIENCE, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
 SECONDS = float(os.environ.get("NERITE_TEST_MIXED_SECONDS", "20"))
 CRASHES = max(1, int(SECONDS / 300))
@@ -69,7 +69,7 @@ class MeteredServer:
         self._starts += 1
         flags = (
             f"--http-port={self._port}", f"--ledger={self.ledger}", f"--policy-file={self._folder / 'policy.toml'}",
-            "--cache-config=local,size=1000000",
+            "--cache-config=local,size=1000000", ALL_TENANTS,
         )  # fmt: skip
         log = self._folder / f"{self._name}-{self._starts}.log"
         self.serving: Serving = self._stack.enter_context(serving(self._folder / "models", log, *flags, clean=False))

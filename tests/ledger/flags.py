@@ -109,6 +109,8 @@ FLAGS: Final = {
     "generation-config": "service/test_openai_limits.py::test_defaults_of_a_checkpoint_are_left_out",
     "model-alias": "service/test_agent_apis.py::test_names_that_stand_for_models",
     "responses": "service/test_agent_apis.py::test_responses_that_are_kept",
+    "responses-storage-number": "service/test_agent_apis.py::test_the_flags_of_what_is_kept",
+    "responses-storage-bytes": "service/test_agent_apis.py::test_the_flags_of_what_is_kept",
     "batches": "service/test_batches.py::test_a_batch_of_chats",
     "batch-concurrency": "service/test_batches.py::test_the_limits_of_flags",
     "batch-files": "service/test_batches.py::test_the_limits_of_flags",

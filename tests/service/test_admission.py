@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from grpc_streams import Stream
 from pages import run
-from serving import IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
+from serving import ALL_TENANTS, IDENTITY, Serving, ensemble, eventually, pbtxt, python_model, serving, step
 
 BODY: dict[str, Any] = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
 POLICY = """
@@ -96,7 +96,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     python_model(folder / "models", "parrot", PARROT, 'backend: "python"')
     hold, policy = folder / "hold", folder / "policy.toml"
     policy.write_text(POLICY.format(name="first", burst=1))
-    flags = (f"--policy-file={policy}",)
+    flags = (
+        f"--policy-file={policy}",
+        ALL_TENANTS,
+    )
     with serving(folder / "models", folder / "log", *flags, environment={"HOLD": str(hold)}) as server:
         yield House(server, hold, policy)
 
@@ -239,14 +242,15 @@ def test_waiting(held: House, of: str) -> None:
 
 def test_the_command(house: House, of: str) -> None:
     house.infer(of), house.infer(of)
-    table = run(["nerite", "quota", of, "--url", house.server.http])
+    reaches = ["--url", house.server.http, "--header", "x-admin-key: tests"]
+    table = run(["nerite", "quota", of, *reaches])
     assert "requests_per_minute" in table
-    (row,) = csv.DictReader(io.StringIO(run(f"nerite quota {of} --csv --url {house.server.http}")))
+    (row,) = csv.DictReader(io.StringIO(run(["nerite", "quota", of, "--csv", *reaches])))
     assert (row["model"], row["tenant"], row["admitted"], row["refused"]) == ("identity", of, "1", "1")
     assert (row["input_bytes"], row["output_tokens"]) == ("4", "")
     endings = ("complete", "cancelled", "deadline", "failed", "refused_after_all")
     assert [row[ending] for ending in endings] == ["1", "0", "0", "0", "0"]
-    told = json.loads(run(f"nerite quota --json --url {house.server.http}"))
+    told = json.loads(run(["nerite", "quota", "--json", *reaches]))
     assert {each["tenant"] for each in told["tenants"]} == {of, "steady", "default"}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from serving import Serving, serving
+from serving import Serving, eventually, serving
 from text_models import engine
 
 TEMPLATE = (
@@ -306,6 +307,48 @@ def test_responses_that_are_kept(client: openai.OpenAI, server: Serving) -> None
     unkept = client.responses.create(model="words", input="one", store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unkept.id)
+
+
+def test_a_tenant_has_a_share_of_what_is_kept(tmp_path: Path) -> None:
+    (engine(tmp_path / "models", "words") / "chat_template.jinja").write_text(TEMPLATE)
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[tenants.acme]\nkeys = ["a"]\nstored_responses = 2\n[tenants.bob]\nkeys = ["b"]\n')
+    flags = f"--responses={tmp_path / 'responses.db'}", f"--policy-file={policy}"
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        acme, bob = (
+            openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0, timeout=30) for key in "ab"
+        )
+        with acme, bob:
+            kept = [acme.responses.create(model="words", input="one") for _ in range(2)]
+            acme.responses.create(model="words", input="of this one, the server learns that there is no room")
+            eventually(lambda: "is not kept: tenant 'acme' stores 2 responses, and may store 2" in server.text)
+            for stream in (False, True):
+                with pytest.raises(openai.RateLimitError) as refused:
+                    acme.responses.create(model="words", input="one", stream=stream)
+                assert refused.value.body is not None
+                assert "delete responses, or send store: false" in str(refused.value)
+                assert refused.value.response.headers["x-should-retry"] == "false"
+            assert acme.responses.create(model="words", input="one", store=False).output_text
+            assert bob.responses.retrieve(bob.responses.create(model="words", input="one").id).output_text
+            acme.responses.delete(kept[0].id)
+            assert acme.responses.retrieve(acme.responses.create(model="words", input="one").id).output_text
+
+
+@pytest.mark.parametrize(
+    ("flag", "what"),
+    [("--responses-storage-number=1", "1 responses"), ("--responses-storage-bytes=1500", "1500 bytes of responses")],
+)
+def test_the_flags_of_what_is_kept(tmp_path: Path, flag: str, what: str) -> None:
+    (engine(tmp_path / "models", "words") / "chat_template.jinja").write_text(TEMPLATE)
+    with (
+        serving(tmp_path / "models", tmp_path / "log", f"--responses={tmp_path / 'responses.db'}", flag) as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=30) as anybody,
+    ):
+        for _ in range(2):
+            anybody.responses.create(model="words", input="one")
+        eventually(lambda: f"is not kept: all {what} that this server keeps are there" in server.text)
+        with pytest.raises(openai.RateLimitError, match=f"all {what} that this server keeps are there"):
+            anybody.responses.create(model="words", input="x" * 2000)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 import agent_requests as recorded
 from llm_models import TEMPLATE, language_model
-from routing import ROUTER, pool, routing
-from serving import Serving, eventually, serving
+from routing import ADMIN_KEY, ROUTER, pool, routing
+from serving import ALL_TENANTS, Serving, eventually, serving
 from text_models import parameter
 
 CONFIG = 'backend: "llm"\n' + parameter("TOOL_CALL_PARSER", "hermes")
@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         (folder / "models" / name / "config.pbtxt").write_text(CONFIG)
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
-    flags = [f"--policy-file={policy}", f"--ledger={folder / 'ledger.db'}", "--model-alias=claude-*=chat"]
+    flags = [f"--policy-file={policy}", ALL_TENANTS, f"--ledger={folder / 'ledger.db'}", "--model-alias=claude-*=chat"]
     with serving(folder / "models", folder / "log", *flags) as running:
         yield running
 
@@ -57,7 +57,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def router(server: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("router")
     (folder / "policy.toml").write_text(POLICY)
-    settings = f'{ROUTER}policy-file = "policy.toml"\nledger = "router.db"\nmodel-aliases = ["claude-*=chat"]\n'
+    settings = (
+        f'{ROUTER}policy-file = "policy.toml"\n{ADMIN_KEY}ledger = "router.db"\nmodel-aliases = ["claude-*=chat"]\n'
+    )
     with routing(folder, pool(server.http), router=settings) as running:
         eventually(lambda: running.ready())
         yield running

@@ -16,7 +16,7 @@ import openai
 import pytest
 from test_openai_api import EMBED, SIMPLE, VECTORS
 
-from serving import IDENTITY, Serving, eventually, python_model, serving
+from serving import ALL_TENANTS, IDENTITY, Serving, eventually, python_model, serving
 from text_models import engine
 
 CHAT = "/v1/chat/completions"
@@ -314,6 +314,7 @@ def test_tenants_and_front_processes(tmp_path: Path) -> None:
     flags = (
         f"--batches={tmp_path / 'batches.db'}",
         f"--policy-file={tmp_path / 'policy.toml'}",
+        ALL_TENANTS,
         "--front-processes=2",
     )
     with (

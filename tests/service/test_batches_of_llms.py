@@ -12,7 +12,7 @@ import pytest
 from test_batches import output, upload, wait
 
 from llm_models import language_model
-from serving import Serving, eventually, serving
+from serving import ALL_TENANTS, Serving, eventually, serving
 
 ENGINE = """
 backend: "openvino_genai"
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     language_model(folder / "models" / "tiny" / "1")
     (folder / "models" / "tiny" / "config.pbtxt").write_text(ENGINE)
     (folder / "policy.toml").write_text(POLICY)
-    flags = (f"--batches={folder / 'batches.db'}", f"--policy-file={folder / 'policy.toml'}")
+    flags = (f"--batches={folder / 'batches.db'}", f"--policy-file={folder / 'policy.toml'}", ALL_TENANTS)
     with serving(folder / "models", folder / "log", *flags) as running:
         yield running
 

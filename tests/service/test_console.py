@@ -18,6 +18,7 @@ from PIL import Image
 from browser import Browser, browsing
 from pages import run
 from serving import (
+    ALL_TENANTS,
     HELD,
     IDENTITY,
     IN_PROCESS,
@@ -377,16 +378,29 @@ def test_the_instances_need_the_key_of_statistics(models: Path, tmp_path: Path) 
 def test_what_tenants_use(models: Path, browser: Browser, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('[tenants.acme]\nkeys = ["a"]\nrequests_per_minute = 2\nconcurrency = 7\n')
-    with serving(models, tmp_path / "log", *ON_DEMAND, f"--policy-file={policy}") as server:
+    with serving(models, tmp_path / "log", *ON_DEMAND, f"--policy-file={policy}", ALL_TENANTS) as server:
         body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
         assert server.ask("POST", "/v2/models/plus/infer", body, Authorization="Bearer a")[0] == 200
         browser.open(f"http://{server.http}/ui")
+        browser.until("document.querySelector('dialog[open] code')?.innerText === 'x-admin-key'")
+        browser.press(*"tests", "Enter")
         browser.until("document.querySelector('header [href=\"#/tenants\"]')?.hidden === false")
         browser.tab_to("document.activeElement.innerText === 'Tenants'")
         browser.press("Enter")
         browser.until(f"{LISTED}.some((row) => row.startsWith('acme requests per minute 2 2 1'))")
         assert "acme 0 7 " in "\n".join(browser.evaluate(LISTED))
         assert any(re.fullmatch(r"acme \w+ plus 1 1 0 \d+ B .*", row) for row in browser.evaluate(LISTED))
+    browser.complaints.clear()
+
+
+def test_what_the_figures_of_tenants_need(models: Path, browser: Browser, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[tenants.acme]\nkeys = ["a"]\n')
+    with serving(models, tmp_path / "log", *ON_DEMAND, f"--policy-file={policy}") as server:
+        for page in ("tenants", "usage"):
+            browser.open(f"http://{server.http}/ui#/{page}")
+            browser.until("document.body?.innerText.includes('--http-restricted-api=statistics:admin-key=@FILE')")
+            assert browser.evaluate(f"document.querySelector('header [href=\"#/{page}\"]').hidden") is False
     browser.complaints.clear()
 
 

@@ -18,7 +18,7 @@ import tritonclient.grpc as grpc_client
 
 from llm_models import CONTEXT, language_model
 from pages import Page, run
-from serving import PATIENCE, Serving, eventually, serving
+from serving import ALL_TENANTS, PATIENCE, Serving, eventually, serving
 from tools import require
 
 TOKENS = 200
@@ -69,7 +69,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         (folder / "models" / name / "config.pbtxt").write_text(config)
     policy = folder / "policy.toml"
     policy.write_text(f"{POLICY}60\n")
-    flags = (f"--policy-file={policy}", "--cache-config=local,size=1048576")
+    flags = (f"--policy-file={policy}", ALL_TENANTS, "--cache-config=local,size=1048576")
     with serving(folder / "models", folder / "log", *flags) as server:
         yield House(server, policy)
     assert "Traceback" not in server.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,20 @@ from test_llm import ENDLESS, FEW, NARROW, Stream
 from llm_models import language_model
 from nerite.ledger.tables import Equation, LedgerSchema, equations
 from nerite.storage.database import Database
-from serving import HELD, IDENTITY, Serving, ensemble, eventually, let_go, pbtxt, python_model, serving, step
+from serving import (
+    ALL_TENANTS,
+    HELD,
+    IDENTITY,
+    NERITE,
+    Serving,
+    ensemble,
+    eventually,
+    let_go,
+    pbtxt,
+    python_model,
+    serving,
+    step,
+)
 
 POLICY = """
 [tenants.acme]
@@ -86,7 +100,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Serving]:
     flags = ["--cache-config=local,size=1000000", "--model-control-mode=explicit", "--load-model=*"]
     policy = f"--policy-file={folder / 'policy.toml'}"
-    with serving(folder / "models", folder / "log", f"--ledger={folder / 'ledger.db'}", policy, *flags) as running:
+    ledger = f"--ledger={folder / 'ledger.db'}"
+    with serving(folder / "models", folder / "log", ledger, policy, ALL_TENANTS, *flags) as running:
         yield running
 
 
@@ -303,7 +318,7 @@ def test_a_model_that_answers_later(tmp_path: Path) -> None:
 
 def test_with_front_processes(folder: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
-    flags = ["--front-processes=2", f"--policy-file={folder / 'policy.toml'}", f"--ledger={ledger}"]
+    flags = ["--front-processes=2", f"--policy-file={folder / 'policy.toml'}", ALL_TENANTS, f"--ledger={ledger}"]
     models = tmp_path / "models"
     python_model(models, "works", WORKS)
     with serving(models, tmp_path / "log", *flags) as running:
@@ -349,3 +364,23 @@ def test_without_a_ledger_there_is_no_usage(tmp_path: Path) -> None:
         status, _, body = running.ask("GET", "/v2/usage")
         assert (status, "start it with --ledger" in json.loads(body)["error"]) == (501, True)
         assert not any("nerite_ledger" in name for name in running.metrics())
+
+
+def test_without_a_key_a_tenant_sees_its_own_figures_and_nobody_else_any(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "works", WORKS)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    flags = [f"--policy-file={tmp_path / 'policy.toml'}", f"--ledger={tmp_path / 'ledger.db'}"]
+    with serving(tmp_path / "models", tmp_path / "log", *flags, "--front-processes=2") as server:
+        assert [infer(server, "works", key=key) for key in ("acme-key", "acme-key", "other-key")] == [200] * 3
+        for path in ("/v2/usage?group_by=tenant", "/v2/quota"):
+            for key in ("", "Bearer wrong"):
+                status, _, body = server.ask("GET", path, authorization=key)
+                assert status == 403
+                assert b"start the server with --http-restricted-api=statistics:admin-key=@FILE" in body
+        _, _, body = server.ask("GET", "/v2/usage?group_by=tenant", authorization="Bearer acme-key")
+        assert [(each["tenant"], each["requests"]) for each in json.loads(body)["data"]] == [("acme", 2)]
+        told = json.loads(server.ask("GET", "/v2/quota", authorization="Bearer acme-key")[2])
+        assert {each["tenant"] for part in ("tenants", "use") for each in told[part]} == {"acme"}
+        done = subprocess.run([NERITE, "quota", "--url", server.http], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "The key of a tenant shows that tenant's own figures" in done.stderr

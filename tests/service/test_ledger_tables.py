@@ -21,7 +21,7 @@ from nerite.ledger.bill import Month, bill_lines, bill_rows, equation_rows, focu
 from nerite.ledger.dead_rows import Refused, count_dead_rows, dead_rows, set_aside, write_again, write_apart
 from nerite.ledger.instance_clock import InstanceTime
 from nerite.ledger.prices import PriceList, parse_prices
-from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey
+from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey, Source
 from nerite.storage.database import Database, Transaction
 from nerite.tools import bill
 from postgres_server import postgres_server
@@ -257,6 +257,23 @@ def test_a_ledger_of_an_earlier_release(tmp_path: Path) -> None:
     write(made, [attempt(1, FIRST, new_attempt(BATCH, 1)), attempt(2, FIRST, new_attempt(BATCH, 1))], None, 2)
     assert endings(made) == {"answered": 2, "repeated": 1}
     made.close()
+
+
+def test_of_too_many_groups_the_largest_are_told_and_all_others_in_one(database: Database) -> None:
+    some = [
+        row(number, FIRST, Amounts(requests=number, compute_ns=10**9), model=f"m{number}") for number in range(1, 8)
+    ]
+    write(database, [*some, row(9, FIRST, Amounts(requests=50), source=Source.COPY)])
+    find = partial(tables.sums, start=FIRST, end=FIRST + DAY, group_by=["day", "model"])
+    told = database.call(partial(find, most=3))
+    assert [(each.group["model"], each.amounts.requests) for each in told] == [
+        ("m5", 5), ("m6", 6), ("m7", 7), ("others", 1 + 2 + 3 + 4),
+    ]  # fmt: skip
+    assert told[-1].group["day"] == "others"
+    assert told[-1].amounts.compute_ns == 4 * 10**9
+    assert len(database.call(partial(find, most=7))) == len(database.call(find)) == 7
+    by_source = database.call(partial(tables.sums, start=FIRST, end=9e9, group_by=["source"], most=1))
+    assert [each.amounts.requests for each in by_source] == [50, 28], "copies count when they are asked for"
 
 
 def test_rows_that_are_refused_are_found_among_the_others(database: Database) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from llm_models import language_model
 from routing import Received, StandInMember, pool, response, routing, samples, stand_ins
-from serving import PATIENCE, Serving, eventually, serving
+from serving import ALL_TENANTS, PATIENCE, Serving, eventually, serving
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -170,7 +170,7 @@ def engine(folder: Path) -> Iterator[Serving]:
     language_model(folder / "models" / "tiny" / "1")
     (folder / "models" / "tiny" / "config.pbtxt").write_text(ENGINE)
     (folder / "policy.toml").write_text("[llms.tiny]\nmax_sequences = 1\n")
-    with serving(folder / "models", folder / "log", f"--policy-file={folder / 'policy.toml'}") as running:
+    with serving(folder / "models", folder / "log", f"--policy-file={folder / 'policy.toml'}", ALL_TENANTS) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from redis_server import redis_server
-from routing import ROUTER, Received, events, pool, response, routing, samples, stand_ins
+from routing import ADMIN_KEY, ROUTER, Received, events, pool, response, routing, samples, stand_ins
 from serving import PATIENCE, Serving, eventually
 
 POLICY = """
@@ -49,7 +49,7 @@ INFER = "/v2/models/m/infer"
 def governed(folder: Path, *pools: str) -> Iterator[Serving]:
     """Run a router with the policy."""
     (folder / "policy.toml").write_text(POLICY)
-    with routing(folder, *pools, router=f'{ROUTER}policy-file = "policy.toml"\n') as router:
+    with routing(folder, *pools, router=f'{ROUTER}policy-file = "policy.toml"\n{ADMIN_KEY}') as router:
         yield router
 
 

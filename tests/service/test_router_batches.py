@@ -19,7 +19,7 @@ from test_batches import POISON, output, upload, wait
 
 from nerite.storage.database import Database
 from postgres_server import postgres_server
-from routing import ROUTER, Received, events, pool, response, routing, stand_ins
+from routing import ADMIN_KEY, ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import NERITE, Serving, eventually
 
 CHAT = "/v1/chat/completions"
@@ -180,7 +180,7 @@ def test_tenants_see_their_own_and_pay_for_them(tmp_path: Path) -> None:
     with (
         stand_ins(1, lambda asked, connection: response(ANSWER)) as (member,),
         routing(
-            tmp_path, pool(member.address), router=with_batches(tmp_path, 'policy-file = "policy.toml"\n')
+            tmp_path, pool(member.address), router=with_batches(tmp_path, f'policy-file = "policy.toml"\n{ADMIN_KEY}')
         ) as router,
         connected(router, "a-key") as acme,
         connected(router, "b-key") as umbrella,

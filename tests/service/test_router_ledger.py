@@ -10,8 +10,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -20,7 +22,10 @@ from test_llm import NARROW
 
 from llm_models import language_model
 from nerite.core.item_attempt import new_attempt, new_batch_id
-from routing import ROUTER, Received, events, pool, response, routing, stand_ins
+from nerite.ledger.tables import LedgerSchema, sums
+from nerite.storage.database import Database
+from postgres_server import postgres_server
+from routing import ADMIN_KEY, ROUTER, Received, events, pool, response, routing, stand_ins
 from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
 CHAT = "/v1/chat/completions"
@@ -43,7 +48,7 @@ USAGE = '{"usage":{"prompt_tokens":9,"completion_tokens":30,"prompt_tokens_detai
 
 
 @contextmanager
-def ledgered(folder: Path, *pools: str, more: str = "", clean: bool = True) -> Iterator[Serving]:
+def ledgered(folder: Path, *pools: str, more: str = ADMIN_KEY, clean: bool = True) -> Iterator[Serving]:
     """Run a router with a ledger and the policy."""
     (folder / "policy.toml").write_text(POLICY)
     settings = f'{ROUTER}policy-file = "policy.toml"\nledger = "router.db"\n{more}'
@@ -195,19 +200,74 @@ def test_usage_at_the_router(tmp_path: Path) -> None:
         assert router.metrics()["nerite_ledger_rows_total"] == 2
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "router.db")
+        return
+    with postgres_server(tmp_path / "postgres") as location:
+        yield location
+
+
+def test_a_name_with_control_characters_stops_nobody_s_rows(database: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    settings = f'{ROUTER}policy-file = "policy.toml"\nledger = "{database}"\n'
+    with stand_ins(1) as (member,), routing(tmp_path, pool(member.address), router=settings) as router:
+        for name in ("a\0b", "a\nb", "a\x1b[2J", "a\u2028b", "a\x85b"):
+            status, _, body = router.ask("POST", "/v1/completions", {"model": name, "prompt": "hi"})
+            assert (status, b"has the control character U+" in body) == (400, True)
+            assert router.ask("POST", f"/v2/models/{quote(name)}/infer", b"{}")[0] in (400, 404)
+            with grpcclient.InferenceServerClient(router.grpc) as client:
+                tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(
+                    np.ones((1, 1), np.float32)
+                )
+                for asked in ({"model_name": name}, {"model_name": "m", "model_version": name}):
+                    with pytest.raises(grpcclient.InferenceServerException, match="has the control character U"):
+                        client.infer(inputs=[tensor], **asked)
+        for number in range(50):
+            assert router.ask("POST", "/v1/completions", {"model": f"junk-{number}", "prompt": "hi"})[0] == 404
+        assert router.ask("POST", INFER, b"{}", x_tenant="night")[0] == 200
+        status, _, body = router.ask("GET", "/v1/usage?group_by=model", x_tenant="night")
+        assert [(each["model"], each["requests"]) for each in json.loads(body)["data"]] == [("m", 1)]
+        assert router.ask("POST", INFER, b"{}", x_tenant="acme")[0] == 200
+    ledger = Database(database, [LedgerSchema()])
+    found = ledger.call(partial(sums, start=0, end=9e9, group_by=["tenant", "model"]))
+    ledger.close()
+    assert {(each.group["tenant"], each.group["model"]): each.amounts.requests for each in found} == {
+        ("acme", "m"): 1,
+        ("night", "m"): 1,
+    }
+
+
 def test_what_concerns_all_tenants_needs_the_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one\n")
     more = 'admin-key = "X-Admin-Key=@keys"\n'
     with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address), more=more) as router:
         router.ask("POST", INFER, b"{}", x_tenant="acme")
         for path in ("/v2/usage", "/v2/quota"):
-            for headers in ({}, {"x_tenant": "acme"}, {"x_admin_key": "two"}):
+            for headers in ({}, {"x_tenant": "nobody"}, {"x_admin_key": "two"}):
                 assert router.ask("GET", path, **headers)[0] == 403
             assert router.ask("GET", path, x_admin_key="one")[0] == 200
+            assert router.ask("GET", path, x_tenant="acme")[0] == 200
         assert router.ask("GET", "/v1/usage", x_tenant="acme")[0] == 200
         router.follow(tmp_path / "keys", "two\n")
         eventually(lambda: router.ask("GET", "/v2/usage", x_admin_key="two")[0] == 200)
         assert router.ask("GET", "/v2/usage", x_admin_key="one")[0] == 403
+
+
+def test_without_a_key_a_tenant_sees_its_own_figures_and_nobody_else_any(tmp_path: Path) -> None:
+    with stand_ins(1) as (member,), ledgered(tmp_path, pool(member.address), more="") as router:
+        for tenant in ("acme", "acme", "night"):
+            assert router.ask("POST", INFER, b"{}", x_tenant=tenant)[0] == 200
+        for path in ("/v2/usage?group_by=tenant", "/v2/quota"):
+            for headers in ({}, {"x_tenant": "nobody"}, {"x_nerite_tenant": "acme"}):
+                status, _, body = router.ask("GET", path, **headers)
+                assert status == 403
+                assert b"add admin-key to [router] of the cluster file" in body
+        _, _, body = router.ask("GET", "/v2/usage?group_by=tenant", x_tenant="acme")
+        assert [(each["tenant"], each["requests"]) for each in json.loads(body)["data"]] == [("acme", 2)]
+        told = json.loads(router.ask("GET", "/v2/quota", x_tenant="night")[2])
+        assert {each["tenant"] for part in told.values() for each in part} == {"night"}
 
 
 def test_files_with_keys_are_checked(tmp_path: Path) -> None:
@@ -259,7 +319,7 @@ def test_each_request_is_billed_once_and_both_ledgers_agree(server: tuple[Servin
     text = {"model": "talks", "prompt": "once upon a time", "max_tokens": 12, "temperature": 0}
     tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32").set_data_from_numpy(np.ones((1, 1), np.float32))
     key = f"member-key-file = '{folder / 'keys'}'\n"
-    with ledgered(tmp_path, member, more=key) as router:
+    with ledgered(tmp_path, member, more=ADMIN_KEY + key) as router:
         for _ in range(3):
             assert router.ask("POST", "/v1/completions", text, x_tenant="acme")[0] == 200
         stream = {**text, "stream": True, "stream_options": {"include_usage": True}}

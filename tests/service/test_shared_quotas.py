@@ -19,7 +19,7 @@ from test_llm import NARROW
 from llm_models import language_model
 from nerite.admission.lease_book import TICKS, LeaseBook
 from redis_server import Redis, redis_server
-from serving import IDENTITY, PATIENCE, Serving, eventually, python_model, serving
+from serving import ALL_TENANTS, IDENTITY, PATIENCE, Serving, eventually, python_model, serving
 from simulated_redis import SimulatedRedis, reply_of
 
 RATE, BURST = 20, 40
@@ -114,7 +114,7 @@ class ServerFleet:
 
     def start(self, number: int) -> Serving:
         flags = (
-            f"--policy-file={self._folder / 'policy.toml'}", f"--quota-redis=redis://127.0.0.1:{self.redis.port}/1"
+            f"--policy-file={self._folder / 'policy.toml'}", ALL_TENANTS, f"--quota-redis=redis://127.0.0.1:{self.redis.port}/1"
         )  # fmt: skip
         return self._stack.enter_context(
             serving(self._folder / "models", self._folder / f"log{number}", *flags, clean=False)
@@ -248,7 +248,9 @@ def test_a_budget_of_tokens_over_servers(tmp_path: Path) -> None:
         redis = stack.enter_context(redis_server(tmp_path / "redis"))
         policy.write_text(f'[redis]\nurl = "redis://127.0.0.1:{redis.port}"\n[default]\ntokens_per_month = 300\n')
         servers = [
-            stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}", f"--policy-file={policy}"))
+            stack.enter_context(
+                serving(tmp_path / "models", tmp_path / f"log{number}", f"--policy-file={policy}", ALL_TENANTS)
+            )
             for number in range(2)
         ]
 

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpc_client
 from test_llm import ENDLESS, FEW, NARROW, Stream
 
 from llm_models import TEMPLATE, chat_tokens, language_model, write_tokenizer
-from serving import PATIENCE, Serving, eventually, serving
+from serving import ALL_TENANTS, PATIENCE, Serving, eventually, serving
 
 POLICY = """
 [tenants.paying]
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     )
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
-    with serving(folder / "models", folder / "log", f"--policy-file={policy}") as running:
+    with serving(folder / "models", folder / "log", f"--policy-file={policy}", ALL_TENANTS) as running:
         yield running
     assert "Traceback" not in running.text
 

@@ -15,7 +15,7 @@ import pytest
 
 from hearing_models import recording, speech_model, wav
 from nerite.llm.openvino_genai.framework import genai
-from serving import Serving, eventually, python_model, serving
+from serving import ALL_TENANTS, Serving, eventually, python_model, serving
 
 POLICY = """
 [tenants.acme]
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Serving]:
-    flags = [f"--policy-file={folder / 'policy.toml'}", f"--ledger={folder / 'ledger.db'}"]
+    flags = [f"--policy-file={folder / 'policy.toml'}", ALL_TENANTS, f"--ledger={folder / 'ledger.db'}"]
     with serving(folder / "models", folder / "log", *flags) as running:
         yield running
 
@@ -255,6 +255,6 @@ def test_they_are_counted(server: Serving, client: openai.OpenAI) -> None:
             == [before[0] + 2, before[1] + 1, before[2] + 1]
         )
     )
-    rows = json.loads(server.ask("GET", "/v2/usage?group_by=model")[2])["data"]
+    rows = server.json("GET", "/v2/usage?group_by=model")["data"]
     (own,) = [each for each in rows if each.get("model") == "listens"]
     assert own["requests"] > 0

@@ -132,6 +132,7 @@ SMALL: Final = {
     "batches/submitter.py:full": "tenants of the policy",
     "batches/runner.py:_loaded": "tenants of the policy",
     "kubernetes/object_watch.py:_listed": "EndpointSlices of a service, at most 16,384",
+    "router/accounting.py:_unlisted": "models that members have answered for, at most 1,000",
     "router/admission.py:_controllers": "models, at most 1,024",
     "router/placement_lease.py:others": "models that other routers have told, at most 1,000 each",
     "router/pools.py:obstacles": "models in the repository indexes of members for which requests wait",

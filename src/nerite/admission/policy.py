@@ -88,6 +88,10 @@ class Tenant:
     """Maximum number of items in these; None as above."""
     batch_bytes: int | None = None
     """Maximum bytes of files, outputs, items and answers of batches; None as above."""
+    stored_responses: int | None = None
+    """Maximum number of stored responses of the OpenAI API; None for as many as are left for others."""
+    response_bytes: int | None = None
+    """Maximum bytes of these; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +233,13 @@ _TENANT: Final = {
     "open_batches": _COUNT,
     "batch_items": _COUNT,
     "batch_bytes": _COUNT,
+    "stored_responses": _COUNT,
+    "response_bytes": _COUNT,
 }
 _PLAIN: Final = (
-    "weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month", "open_batches", "batch_items",
-    "batch_bytes",
-)  # fmt: skip
+    *("weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month"),
+    *("open_batches", "batch_items", "batch_bytes", "stored_responses", "response_bytes"),
+)
 """Settings of a tenant that are taken as they are."""
 _NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
 _LLM: Final = {

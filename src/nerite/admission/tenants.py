@@ -229,9 +229,13 @@ class TenantAdmission:
         """Stop keeping answers for disconnected clients, because the server is shutting down."""
         self._idempotency.let_go()
 
-    def quota(self) -> dict[str, Any]:
-        """Return the usage and remaining quota of all tenants as JSON."""
-        return quota_json(self._standings(), self._controllers, self._usages)
+    def quota(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return the usage and remaining quota of a tenant as JSON, or those of all and the load of the models."""
+        found = quota_json(self._standings(), self._controllers, self._usages)
+        if tenant is None:
+            return found
+        own = {part: [each for each in found[part] if each["tenant"] == tenant] for part in ("tenants", "use")}
+        return {**own, "models": []}
 
     def write_metrics(self, page: Page) -> None:
         """Write usage and remaining quota, if any model has admission control."""

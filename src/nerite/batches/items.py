@@ -11,7 +11,7 @@ import orjson
 
 from nerite.core.client_text import target_error
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.text import quoted_text, text_error
+from nerite.core.text import name_error, quoted_text, text_error
 
 OPENAI_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/[0-9]+)?/infer")
@@ -26,7 +26,6 @@ _LIST_COST: Final = 16
 thread runs."""
 _ROW_BYTES: Final = 200
 """Bytes that an item takes in the database, without its custom id and its answer."""
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _MARK: Final = b"\xef\xbb\xbf"
 """Byte order mark, which some editors put at the beginning of UTF-8."""
 _MAX_ERRORS: Final = 50
@@ -87,11 +86,6 @@ class _Request(NamedTuple):
 def is_endpoint(url: str) -> bool:
     """Return whether requests to ``url`` can be items."""
     return url in OPENAI_ENDPOINTS or (_INFER.fullmatch(url) is not None and target_error(url) is None)
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text can name something: not empty, of bounded length, without control characters."""
-    return bool(text) and text_error(text) is None and _CONTROL.search(text) is None
 
 
 def read_items(file: BinaryIO, endpoint: str = "") -> ItemFile:
@@ -165,7 +159,7 @@ def _read(raw: bytes, line: int) -> _Request | ItemMistake:
         if document.get(name) is None:
             return ItemMistake("missing_required_parameter", f"Missing required parameter: '{name}'.", line, name)
     custom_id, url, body = document["custom_id"], document["url"], document["body"]
-    if not isinstance(custom_id, str) or not is_name(custom_id):
+    if not isinstance(custom_id, str) or not custom_id or name_error(custom_id):
         message = "'custom_id' must be a string of 1 to 1024 characters without control characters."
         return ItemMistake("invalid_custom_id", message, line, "custom_id")
     if document.get("method", "POST") != "POST":
@@ -186,7 +180,7 @@ def _read(raw: bytes, line: int) -> _Request | ItemMistake:
 def _with_model(custom_id: str, url: str, body: Mapping[str, Any], line: int) -> _Request | ItemMistake:
     found = _INFER.fullmatch(url)
     model = body.get("model") if found is None else found[1]
-    if not isinstance(model, str) or not is_name(model):
+    if not isinstance(model, str) or not model or name_error(model):
         return ItemMistake(
             "missing_required_parameter", "'body.model' must be the name of a model.", line, "body.model"
         )

@@ -28,6 +28,8 @@ from nerite.redis.connection import RedisConnection, Reply
 from nerite.redis.settings import RedisSettings
 
 MAGIC: Final = b"nerite\0\1"
+_LARGEST: Final = 512 << 20
+"""Bytes of an entry: Redis has no larger values by default."""
 _HEAD: Final = struct.Struct("<8s32sII")
 _LENGTH: Final = struct.Struct("<I")
 
@@ -175,7 +177,7 @@ _log = logging.getLogger("nerite.cache")
 async def open_redis(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisCache:
     """Return a connected cache. Raises ``NeriteError``."""
     settings = read_redis_settings(given, environment)
-    client = RedisClient(settings, asyncio.get_running_loop(), _log, "models compute all requests")
+    client = RedisClient(settings, asyncio.get_running_loop(), _log, "models compute all requests", largest=_LARGEST)
     try:
         await client.connect()
     except OSError as error:

@@ -431,6 +431,10 @@ class OpenAiOptions:
     responses: Annotated[str, nerite_flag(
         "responses", "Database that keeps responses of /v1/responses, unless a request says store: false: a path, or "
         "postgresql://USER@HOST/NAME (docs/agents.md).", default="the database of --ledger")] = ""
+    responses_number: Annotated[int, nerite_flag(
+        "responses-storage-number", "Maximum number of responses that are kept.", flag.AT_LEAST_ONE)] = 1_000_000
+    responses_bytes: Annotated[int, nerite_flag(
+        "responses-storage-bytes", "Maximum bytes of all responses that are kept.", flag.BYTES)] = 10 << 30
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from nerite.config.mistake import nearest
 from nerite.config.sticky_key import sticky_keys
 from nerite.core.durations import duration_of, duration_text
 from nerite.core.errors import InvalidArgument
-from nerite.core.text import quoted_text, text_error
+from nerite.core.text import name_error, quoted_text
 from nerite.judge.gates import parse_gate
 
 MAX_SPEC: Final = 64 * 1024
@@ -186,8 +186,8 @@ def _sticky(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or text_error(value, _MAX_TEXT) is not None:
-        raise ValueError(f"must be a string of at most {_MAX_TEXT} characters")
+    if not isinstance(value, str) or name_error(value, _MAX_TEXT) is not None:
+        raise ValueError(f"must be a string of at most {_MAX_TEXT} characters, without control characters")
     return value
 
 

@@ -560,8 +560,8 @@ class IdempotencyKey(NamedTuple):
         text: Any = self.text
         if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] == '"':  # quoted, as in the RFC drafts
             text = text[1:-1]
-        if not isinstance(text, str) or not 0 < len(text) <= _MAX_KEY:
-            raise InvalidArgument(f"'{NAME}' must be a string of 1 to {_MAX_KEY} characters, such as a UUID")
+        if not isinstance(text, str) or not 0 < len(text) <= _MAX_KEY or not text.isprintable():
+            raise InvalidArgument(f"'{NAME}' must be a string of 1 to {_MAX_KEY} printable characters, such as a UUID")
         return self._replace(text=text)
 
 

@@ -1,8 +1,10 @@
 """Limits for text from clients and models, bounded quoting of such text in messages, and tables of text.
 
-Every name, id, key and parameter of a client goes through ``client_text.checked`` where its protocol is parsed. After
-that, text is valid Unicode of bounded length: it can be encoded, logged, used as a label and sent to a worker without
-another check. ``quoted_text`` quotes client text in a message; ``bounded`` is applied to each message as a whole.
+Every name, id and key of a client goes through ``client_text.checked_name`` where its protocol is parsed, and every
+other text, such as the value of a parameter, through ``client_text.checked``. After that, text is valid Unicode of
+bounded length, and names have no control characters: they can be encoded, stored, logged, used as labels and sent on
+without another check. ``quoted_text`` quotes client text in a message; ``bounded`` is applied to each
+message as a whole.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ MAX_RECORD: Final = 64 * 1024
 _LONG_RUN: Final = re.compile(rf"(?<!\w)'[^'\n]{{{MAX_SHOWN + 1},}}'|\S{{{MAX_SHOWN + 1},}}")
 """A long quoted name, or long text without a space. A quote after a letter or digit does not open a name."""
 _LEFT_OUT: Final = "…"
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that end lines and fields, move cursors or are refused by databases, so that no name may have them."""
 
 
 def text_error(text: str, limit: int = MAX_NAME) -> str | None:
@@ -41,6 +45,14 @@ def text_error(text: str, limit: int = MAX_NAME) -> str | None:
         except UnicodeEncodeError as error:
             return f"is not valid UTF-8 at character {error.start}"
     return None
+
+
+def name_error(text: str, limit: int = MAX_NAME) -> str | None:
+    """Return why ``text`` is no valid name, id or key, as ``text_error`` does: control characters are refused, too."""
+    if (mistake := text_error(text, limit)) is not None:
+        return mistake
+    found = None if text.isprintable() else _CONTROL.search(text)
+    return None if found is None else f"has the control character U+{ord(found[0]):04X} at character {found.start()}"
 
 
 def quoted_text(text: str, limit: int = MAX_SHOWN) -> str:

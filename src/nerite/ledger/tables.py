@@ -23,6 +23,10 @@ _AMOUNTS: Final = (*_FIRST_COUNTS, *_TIMES, "attempts")
 _TIMES_BEGIN: Final = len(_FIRST_COUNTS)
 _TIMES_END: Final = _TIMES_BEGIN + len(_TIMES)
 _ROW: Final = ("session", "number", "day", "started", "ended", *_KEY, *_AMOUNTS, "request_id")
+OTHERS: Final = "others"
+"""Stands for the values of the columns of groups that are summed up in one."""
+_ALL: Final = 1 << 62
+"""Rows of a query that begins after others: without a limit, SQLite has no offset."""
 LONGEST_BATCH_DAYS: Final = 31
 """Days after which no item of a batch runs again."""
 _SUMS: Final = ", ".join(f"SUM({column})" for column in _AMOUNTS)
@@ -162,12 +166,14 @@ def sums(
     end: float,
     group_by: Sequence[str] = (),
     where: dict[str, Sequence[str]] | None = None,
+    most: int = 0,
 ) -> list[UsageSum]:
     """Return sums of the rows that ended from ``start`` until before ``end`` (Unix times).
 
     ``group_by``: columns of ``GROUPS``. ``where``: values that columns may have. Of a request of which both a router
     and a server have a row, that of the server counts, unless one of them names ``source``; of attempts at an item of
-    a batch, those that are repeated do not, unless one of them names ``ending``.
+    a batch, those that are repeated do not, unless one of them names ``ending``. ``most``: of more groups, those that
+    have fewest requests are summed up in a last one, whose columns are ``OTHERS``; 0: never.
     """
     named = {*group_by, *(where or ())}
     assert named <= {*GROUPS}
@@ -184,14 +190,31 @@ def sums(
         parameters += allowed
     columns = "".join(f"{column}, " for column in group_by)
     grouped = f" GROUP BY {', '.join(group_by)} ORDER BY {', '.join(group_by)}" if group_by else ""
-    found = transaction.rows(
-        f"SELECT {columns}{_SUMS} FROM ledger_rows WHERE {' AND '.join(conditions)}{grouped}", parameters
-    )
+    selection = f"FROM ledger_rows WHERE {' AND '.join(conditions)}{grouped}"
+    if group_by and most:
+        found = _largest(transaction, columns, selection, parameters, most)
+    else:
+        found = transaction.rows(f"SELECT {columns}{_SUMS} {selection}", parameters)
     return [
         UsageSum(dict(zip(group_by, row, strict=False)), _amounts(row[len(group_by) :]))
         for row in found
         if row[len(group_by)] is not None
     ]
+
+
+def _largest(
+    transaction: Transaction, columns: str, selection: str, parameters: Sequence[object], most: int
+) -> list[tuple[Any, ...]]:
+    """Return the groups with most requests, and the sum of all others if there are any."""
+    selection = selection.replace(" ORDER BY ", " ORDER BY SUM(requests) DESC, ")
+    found = transaction.rows(f"SELECT {columns}{_SUMS} {selection} LIMIT {most + 1}", parameters)
+    if len(found) <= most:
+        return sorted(found)
+    parts = ", ".join(f"SUM({column}) AS {column}" for column in _AMOUNTS)
+    others = transaction.rows(
+        f"SELECT {_SUMS} FROM (SELECT {parts} {selection} LIMIT {_ALL} OFFSET {most}) AS others", parameters
+    )
+    return [*sorted(found[:most]), (*[OTHERS] * columns.count(","), *others[0])]
 
 
 def _amounts(columns: Sequence[Any]) -> Amounts:

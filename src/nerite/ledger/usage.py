@@ -9,14 +9,14 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from nerite.config.mistake import nearest
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument
 from nerite.ledger.row import SECOND, Amounts
 from nerite.ledger.tables import GROUPS, UsageSum, sums
 from nerite.storage.database import Transaction
 
 MAX_GROUPS: Final = 10_000
-"""Groups of one report."""
+"""Groups of one report. Further ones are told in one sum, so that no client can make a report fail for others."""
 _PARAMETERS: Final = ("start", "end", "group_by")
 _MOST_DIGITS: Final = 12
 """Of Unix seconds: a time within thirty thousand years."""
@@ -47,11 +47,11 @@ class UsageQuery:
             raise InvalidArgument("the query of a usage report may have at most 32 parameters") from None
         for name, value in pairs:
             if name not in values:
-                checked(name, "the name of a parameter")
+                checked_name(name, "the name of a parameter")
                 meant = nearest(name, _PARAMETERS)
                 remedy = f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(_PARAMETERS)}."
                 raise InvalidArgument(f"'{name}' is not a parameter of a usage report. {remedy}")
-            values[name].append(checked(value, f"parameter '{name}'"))
+            values[name].append(checked_name(value, f"parameter '{name}'"))
         for name in ("start", "end"):
             if len(values[name]) > 1:
                 raise InvalidArgument(f"parameter '{name}' is given {len(values[name])} times: give it once")
@@ -64,15 +64,9 @@ class UsageQuery:
         return cls(start, end, _groups(values["group_by"], own=tenant is not None), tenant)
 
     def sums(self, transaction: Transaction) -> list[UsageSum]:
-        """Return the sums. Raises ``InvalidArgument`` if there are too many."""
+        """Return the sums; all but the largest groups in one, if there are too many."""
         where: dict[str, Sequence[str]] = {} if self.tenant is None else {"tenant": [self.tenant]}
-        found = sums(transaction, self.start, self.end, self.group_by, where)
-        if len(found) > MAX_GROUPS:
-            raise InvalidArgument(
-                f"the report has {len(found)} groups, the maximum is {MAX_GROUPS}: choose a shorter time, or fewer "
-                "columns in 'group_by'"
-            )
-        return found
+        return sums(transaction, self.start, self.end, self.group_by, where, MAX_GROUPS)
 
     def to_json(self, found: Sequence[UsageSum]) -> dict[str, Any]:
         """Return the report."""
@@ -114,8 +108,8 @@ def date_of(day: int) -> date:
 
 
 def shown_group(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of a group with the day as a date."""
-    return {name: date_of(value).isoformat() if name == "day" else value for name, value in group.items()}
+    """Return the columns of a group with the day, the only number among them, as a date."""
+    return {name: date_of(value).isoformat() if isinstance(value, int) else value for name, value in group.items()}
 
 
 def amounts_json(amounts: Amounts) -> dict[str, int | float]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import NeriteError
 from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
@@ -196,13 +196,13 @@ class PickSession:
             pool.lend(member.name)
 
     def _level(self) -> str:
-        return checked(self._fields.get(access.CLASS, ""), f"header '{access.CLASS}'")
+        return checked_name(self._fields.get(access.CLASS, ""), f"header '{access.CLASS}'")
 
     def _routed(self) -> RoutedRequest:
         """Return what the choice of a member depends on. Raises ``NeriteError`` for a body that cannot be routed."""
         path = self._fields.get(":path", "").partition("?")[0]
         session = next((value for name in self._session_headers if (value := self._fields.get(name))), "")
-        session = checked(session, "the session in a header")
+        session = checked_name(session, "the session in a header")
         body = memoryview(self._body)
         if self._grpc:
             facts = facts_of(body, self._window, complete=True)
@@ -216,8 +216,8 @@ class PickSession:
                 model, limit, prompt = openai.model, openai.answer_limit, openai.prompt
                 session = session or openai.user
         elif route := routes.find_route(path):
-            model = checked(unquote(route.arguments.get("model", "")), "the model in the path")
-            version = route.arguments.get("version", "")
+            model = checked_name(unquote(route.arguments.get("model", "")), "the model in the path")
+            version = checked_name(route.arguments.get("version", ""), "the version in the path")
             if body and route.endpoint.name in _GENERATED:
                 limit, prompt = generate_facts(body)
         sequence = sequence_of(body)

@@ -17,6 +17,8 @@ Answered = Callable[[Reply], None]
 
 _SEND_BUFFER: Final = 16 * 1024 * 1024
 """Size of the send buffer in bytes above which no commands are sent until Redis catches up."""
+LARGEST_REPLY: Final = 16 * 1024 * 1024
+"""Bytes of a reply above which the connection is closed, unless its owner expects more."""
 _INCOMPLETE: Final = object()
 
 
@@ -27,15 +29,23 @@ class RedisConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, patience: float, lost: Callable[[RedisConnection, Exception], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        patience: float,
+        lost: Callable[[RedisConnection, Exception], None],
+        largest: int = LARGEST_REPLY,
     ) -> None:
         """``patience``: timeout of a reply in seconds, after which the connection is closed; 0 for none.
 
+        ``largest``: maximum size of a reply in bytes, after which the connection is closed, too.
         ``lost`` is called once when the connection has ended, after all outstanding commands got their exception.
         """
         self._loop = loop
         self._patience = patience
         self._lost = lost
+        self._largest = largest
+        self._begun = 0
+        """Bytes since the last complete reply."""
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._asked: deque[tuple[float, Answered]] = deque()
         """Callbacks of the outstanding commands, with the times at which they were sent."""
@@ -70,11 +80,15 @@ class RedisConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Deliver the complete replies."""
         self._reader.feed(data)
+        self._begun += len(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
+                self._begun = 0
                 if not self._asked:
                     raise hiredis.ProtocolError("an unexpected reply")
                 self._answer(_plain(reply))
+            if self._begun > self._largest:
+                raise hiredis.ProtocolError(f"a reply has more than the {self._largest} bytes that are expected")
         except hiredis.ProtocolError as error:
             self.close(error)
 

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError
 from nerite.core.failures import system_error
-from nerite.core.text import quoted_text, text_error
+from nerite.core.text import name_error, quoted_text
 from nerite.repository import catalogue, refusals
 
 _log = logging.getLogger("nerite.repository")
@@ -67,7 +67,7 @@ class LocalRepository:
         """Directories whose names are not valid model names and have been logged."""
 
     def models(self) -> list[str]:
-        """Return the names of its directories, except hidden ones and names that are not valid UTF-8."""
+        """Return the names of its directories, except hidden ones and invalid names."""
         with self._readable():
             names = {child.name for child in self._root.iterdir() if child.is_dir() and is_model_name(child.name)}
             device = self._root.stat().st_dev
@@ -75,10 +75,10 @@ class LocalRepository:
             self._device = device
         elif self._device not in (None, device):
             raise Internal(f"{self.location} is empty and on a different file system than before: was it unmounted?")
-        invalid = {name for name in names if text_error(name) is not None}
+        invalid = {name for name in names if name_error(name) is not None}
         for name in sorted(invalid - self._invalid_names):
             _log.warning(
-                "directory '%s' in '%s' is not a model: its name is not valid UTF-8",
+                "directory '%s' in '%s' is not a model: its name is not valid UTF-8, or has control characters",
                 quoted_text(name),
                 quoted_text(self.location),
             )

@@ -8,18 +8,25 @@ of the same requests, with the same request id, and the router's are then copies
 from __future__ import annotations
 
 from time import monotonic_ns
+from typing import Final
 
 from nerite.balancing.member import RoutedRequest
 from nerite.ledger.ledger import Ledger
-from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey, Source
+from nerite.ledger.row import ANSWERS, Amounts, Ending, LedgerRow, Origin, RowKey, Source
+from nerite.router.pools import PoolTable
+
+_MOST_UNLISTED: Final = 1000
+"""Models that no member lists, but some have answered for, that rows name."""
 
 
 class RouterLedger:
     """Makes the rows. Used on the loop's thread only."""
 
-    def __init__(self, ledger: Ledger, *, tenants: bool) -> None:
+    def __init__(self, ledger: Ledger, table: PoolTable, *, tenants: bool) -> None:
         """``tenants``: a policy is in force, which says who sends a request."""
         self._ledger = ledger
+        self._table = table
+        self._unlisted: set[str] = set()
         self._tenants = tenants
         self._prefix = f"{ledger.session:x}-"
 
@@ -37,14 +44,21 @@ class RouterLedger:
         return RoutedAccount(self, number, request_id, tenant, request, arrived_ns, tokens=tokens)
 
     def close(self, account: RoutedAccount, level: str, ending: Ending) -> None:
-        """Make the row of a request that has ended."""
+        """Make the row of a request that has ended, unless it was not sent and names what is not served.
+
+        Anybody can name anything, so a row names a model only if a member has listed it, or has answered for it.
+        """
+        request, answered = account.request, ending in ANSWERS
+        model = request.model if self._is_served(request.model, answered=answered) else ""
+        if not (model or account.attempts or self._table.may_serve(request.model)):
+            return
         now = monotonic_ns()
         wall = self._ledger.wall.offset_ns
         arrived = account.arrived_ns
         key = RowKey(
             account.tenant,
-            account.request.model,
-            account.request.version,
+            model,
+            request.version if answered and model else "",
             level=level if self._tenants else "",
             origin=Origin.CLIENT,
             ending=ending,
@@ -62,6 +76,13 @@ class RouterLedger:
         )
         times = (arrived + wall) / 1e9, (now + wall) / 1e9
         self._ledger.add(LedgerRow(account.number, *times, key, amounts, account.request_id))
+
+    def _is_served(self, model: str, *, answered: bool) -> bool:
+        if self._table.lists(model):
+            return True
+        if answered and len(self._unlisted) < _MOST_UNLISTED:
+            self._unlisted.add(model)
+        return model in self._unlisted
 
 
 class RoutedAccount:

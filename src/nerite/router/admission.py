@@ -169,9 +169,9 @@ class RouterAdmission:
             controller.follow()
         self._admit_due()
 
-    def quota(self) -> dict[str, Any]:
-        """Return the usage and remaining quota of all tenants as JSON."""
-        return self.tenants.quota()
+    def quota(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return the usage and remaining quota of a tenant, or of all, as JSON."""
+        return self.tenants.quota(tenant)
 
     def write_metrics(self, page: Page) -> None:
         """Write usage and remaining quota."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME
 from nerite.router.json_members import MalformedObject, WantedNames, places_of, value_at
@@ -124,7 +124,7 @@ def form_facts(body: memoryview, content_type: str) -> BodyFacts:
     if not model:
         raise InvalidArgument("the form names no model: add the field 'model'")
     user, streams = fields.get("user", ""), fields.get("stream", "").lower() == "true"
-    return BodyFacts(checked(model, "the name of a model"), streams, 0.0, user[:256])
+    return BodyFacts(checked_name(model, "the name of a model"), streams, 0.0, user[:256])
 
 
 def _facts(fields: Mapping[str, Any], prompt: memoryview) -> BodyFacts:
@@ -144,7 +144,7 @@ def _facts(fields: Mapping[str, Any], prompt: memoryview) -> BodyFacts:
         limit *= copies
     user, continues = fields.get("user"), fields.get("previous_response_id")
     return BodyFacts(
-        checked(model, "the name of a model"),
+        checked_name(model, "the name of a model"),
         fields.get("stream") is True,
         float(min(max(limit, 0), _MAX_ANSWER)),
         user if isinstance(user, str) and len(user) <= 256 else "",
@@ -176,7 +176,7 @@ def sequence_of(text: memoryview) -> SequenceFacts:
     name = parameters.get("sequence_id")
     if not isinstance(name, int | str) or isinstance(name, bool) or name in (0, ""):
         return SequenceFacts()
-    text_name = checked(str(name), "sequence_id")
+    text_name = checked_name(str(name), "sequence_id")
     return SequenceFacts(text_name, parameters.get("sequence_start") is True, parameters.get("sequence_end") is True)
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.transports.grpc import wire
 from nerite.transports.grpc.wire import MalformedMessage
 
@@ -112,7 +112,7 @@ def _facts(message: memoryview, model: str, version: str, first_tensor: int) -> 
     searched = bytes(header[:_BEGINNING])
     prompt = message[first_tensor:] if first_tensor and _PROMPT in searched else memoryview(b"")
     if model and _SEQUENCE_ID not in searched:
-        return MessageFacts(checked(model, "the name of a model"), version, prompt=prompt)
+        return MessageFacts(*_target(model, version), prompt=prompt)
     sequence, start, end = "", False, False
     try:
         for tag, at, stop in _fields(header):
@@ -133,8 +133,12 @@ def _facts(message: memoryview, model: str, version: str, first_tensor: int) -> 
     except MalformedMessage:
         if not model:
             raise
-    name = checked(sequence, "sequence_id")
-    return MessageFacts(checked(model, "the name of a model"), version, name, start, end, prompt)
+    name = checked_name(sequence, "sequence_id")
+    return MessageFacts(*_target(model, version), name, start, end, prompt)
+
+
+def _target(model: str, version: str) -> tuple[str, str]:
+    return checked_name(model, "the name of a model"), checked_name(version, "the version of a model")
 
 
 def _parameter(entry: memoryview) -> tuple[bytes, str]:

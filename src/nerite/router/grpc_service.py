@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from nerite.admission.policy import IDLE
 from nerite.balancing.member import Member, RoutedRequest, ServerKind
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import InferenceRequest
@@ -150,7 +150,7 @@ class MemberTarget(RefusedTarget):
         self.router = router
         self.stream = self if method.kind is MethodKind.STREAM else None
         self.max_message = max_message
-        self.level = checked(get(access.CLASS) or "", f"header '{access.CLASS}'")
+        self.level = checked_name(get(access.CLASS) or "", f"header '{access.CLASS}'")
         seconds = _grpc_timeout(headers)
         limits = [each for each in (seconds, access.timeout_of(get) or None) if each is not None]
         self.timeout = min(limits, default=None)
@@ -169,7 +169,7 @@ class MemberTarget(RefusedTarget):
         self._ready = path.endswith(b"/ModelReady")
         self._window = messages.WINDOWS.get((headers.get(b"grpc-encoding") or b"").decode("latin-1"), 0)
         session = next((value for name in session_headers if (value := get(name))), "")
-        self._session = checked(session, "the session in a header")
+        self._session = checked_name(session, "the session in a header")
 
     def start(self, call: GrpcCall, framed: memoryview) -> None:
         """Send the call to a member."""

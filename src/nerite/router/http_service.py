@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from time import monotonic_ns
 from typing import Any, Final, cast
@@ -14,7 +15,7 @@ from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.balancing.response_ids import tag_in
 from nerite.cluster.settings import RouterSettings
-from nerite.core.errors import NeriteError, TooLarge, Unsupported
+from nerite.core.errors import NeriteError, Restricted, TooLarge, Unsupported
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
@@ -40,7 +41,7 @@ from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.head import RequestHead, field_line
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.routes import BACKGROUND, BATCH_ENDPOINTS, QUERIED
+from nerite.transports.http.routes import BACKGROUND, BATCH_ENDPOINTS, OF_TENANTS
 
 _UNHEALTHY: Final = Reply(503, b"", reply.PLAIN)
 _READINESS: Final = {"ready": reply.BAD_REQUEST, "health": _UNHEALTHY, "ping": _UNHEALTHY}
@@ -49,7 +50,7 @@ _LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready",
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
 OF_ALL_TENANTS: Final = "statistics"
 """Category of endpoints that tell the usage and quotas of all tenants, as servers call it."""
-_ALL_TENANTS: Final = ("usage", "quota")
+_TENANTS_KEY: Final = "add admin-key to [router] of the cluster file (docs/router.md)"
 _NO_TENANTS: Final[dict[str, list[Any]]] = {"tenants": [], "models": [], "use": []}
 
 
@@ -203,26 +204,20 @@ class RouterService:
 
     def _answer(self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview) -> None:
         """Answer what concerns all members."""
-        if (refusal := self._operator_refusal(head, target.local)) is not None:
-            connection.send([refusal.encode()])
+        if target.local in OF_TENANTS:
+            self._answer_of_tenants(connection, head, target)
         elif target.local in BACKGROUND:
-            getattr(self.background, target.local)(connection, body, **target.arguments)
+            self._answer_of_background(connection, head, target, body)
         elif target.local in BATCH_ENDPOINTS:
             sender = SenderHeaders({}, target.caller)
             self.batch_api.answer(target.local, connection, body, sender, **target.arguments)
-        elif target.local in QUERIED:
+        elif target.local == "own_usage":
             tenant = "" if self._admission is None else target.caller.tenant
-            own = tenant if target.local == "own_usage" else None
-            query = UsageQuery.parse(head.query, time.time(), own)
-            calls = self._background_calls if own is None else self._openai_calls
-            calls.start(connection, self._usage(query))
+            self._openai_calls.start(connection, self._usage(UsageQuery.parse(head.query, time.time(), tenant)))
         elif target.local == "index":
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())
-        elif target.local == "quota":
-            quota = {} if self._admission is None else self._admission.quota()
-            connection.send([reply.json_reply(quota or _NO_TENANTS).encode()])
         elif target.local == "release":
             connection.send([reply.json_reply({"version": __version__}).encode()])
         elif target.local == "root":
@@ -232,12 +227,36 @@ class RouterService:
         else:
             connection.send([reply.EMPTY.encode()])
 
-    def _operator_refusal(self, head: RequestHead, name: str) -> Reply | None:
-        """Return the error reply to a request about all tenants without the operator's key; None if it may pass."""
-        if name in BACKGROUND:
-            remedy = "" if self._admission is None else "admin-key in [router] of the cluster file"
-            return operator_refusal(self.locks, OF_ALL_TENANTS, head, remedy)
-        return key_refusal(self.locks, OF_ALL_TENANTS, head) if name in _ALL_TENANTS else None
+    def _answer_of_tenants(self, connection: HttpExchange, head: RequestHead, target: RouteTarget) -> None:
+        """Send the figures of all tenants, or those of the tenant who asks without the key. Raises ``NeriteError``."""
+        admission, tenant = self._admission, None
+        refusal = key_refusal(self.locks, OF_ALL_TENANTS, head)
+        if admission is not None and (refusal is not None or not self.locks):
+            try:
+                tenant = admission.callers.figures_of(target.caller, _TENANTS_KEY)
+            except Restricted as error:
+                refusal = refusal or reply.error_reply(error)
+            else:
+                refusal = refusal if tenant is None else None
+        if refusal is not None:
+            connection.send([refusal.encode()])
+        elif target.local == "quota":
+            quota = {} if admission is None else admission.quota(tenant)
+            connection.send([reply.json_reply(quota or _NO_TENANTS).encode()])
+        else:
+            query = replace(UsageQuery.parse(head.query, time.time(), None), tenant=tenant)
+            self._background_calls.start(connection, self._usage(query))
+
+    def _answer_of_background(
+        self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview
+    ) -> None:
+        """Send or change what concerns the loops beside the requests, which are of all tenants."""
+        remedy = "" if self._admission is None else "admin-key in [router] of the cluster file"
+        refusal = operator_refusal(self.locks, OF_ALL_TENANTS, head, remedy)
+        if refusal is not None:
+            connection.send([refusal.encode()])
+        else:
+            getattr(self.background, target.local)(connection, body, **target.arguments)
 
     async def _usage(self, query: UsageQuery) -> Reply:
         """Return what the requests of a tenant, or of all, have used."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from nerite.admission.policy import IDLE
-from nerite.core.client_text import checked, target_error
+from nerite.core.client_text import checked_name, target_error
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
 from nerite.llm.openai.errors import anthropic_body_of, anthropic_reply_of, body_of, reply_of
@@ -53,6 +53,8 @@ _OF_ROUTERS: Final = frozenset((
     "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
     *routes.QUERIED, *routes.BACKGROUND, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
+_IDENTIFIED: Final = routes.BATCH_ENDPOINTS | routes.OF_TENANTS | routes.QUERIED
+"""Endpoints whose answers depend on the tenant who asks."""
 _ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 
 
@@ -208,8 +210,8 @@ class HttpTargets:
         if name in _OF_ROUTERS:
             return self._local(head, name, arguments, openai)
         model = arguments.get("model", "")
-        model = checked(unquote(model) if openai else model, "the model in the path")
-        version = checked(arguments.get("version", ""), "the version in the path")
+        model = checked_name(unquote(model) if openai else model, "the model in the path")
+        version = checked_name(arguments.get("version", ""), "the version in the path")
         kind = BodyKind.NOTHING
         if name == _TENSORS:
             kind = BodyKind.TENSORS
@@ -230,8 +232,8 @@ class HttpTargets:
     def _local(self, head: RequestHead, name: str, arguments: Mapping[str, str], openai: bool) -> RouteTarget:
         if name in routes.BATCH_ENDPOINTS and head.headers.get("content-encoding", "identity") != "identity":
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        found = {key: checked(unquote(value), f"the {key} in the path") for key, value in arguments.items()}
-        caller = self._caller(head) if name in routes.QUERIED or name in routes.BATCH_ENDPOINTS else ANYBODY
+        found = {key: checked_name(unquote(value), f"the {key} in the path") for key, value in arguments.items()}
+        caller = self._caller(head) if name in _IDENTIFIED else ANYBODY
         return RouteTarget(local=name, openai=openai, arguments=found, caller=caller)
 
     def _caller(self, head: RequestHead) -> Caller:
@@ -258,10 +260,10 @@ class HttpTargets:
             kind=kind,
             model=model,
             version=version,
-            level=checked(get(access.CLASS) or "", f"header '{access.CLASS}'"),
+            level=checked_name(get(access.CLASS) or "", f"header '{access.CLASS}'"),
             caller=caller,
             timeout=access.timeout_of(get),
-            session=checked(session, "the session in a header"),
+            session=checked_name(session, "the session in a header"),
             openai=routes.is_openai(head.path),
             anthropic=routes.is_anthropic(head.path),
             json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,

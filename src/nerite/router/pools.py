@@ -419,6 +419,10 @@ class PoolTable:
         """Whether a member of any pool is known to serve a model, or may."""
         return any(pool.serves(model) or pool.may_come_to_serve(model) for pool in self.pools)
 
+    def lists(self, model: str) -> bool:
+        """Whether a member of any pool has listed a model, or the cluster file does."""
+        return any(model in pool.models or model in pool.known or model in pool.settings.serves for pool in self.pools)
+
     def hold(
         self, waiting: WaitingRequest, request: RoutedRequest, level: str, order: int, *, behind: bool = False
     ) -> HeldRequest | NeriteError | None:

@@ -170,7 +170,7 @@ class RouterProcess(PoolProcess):
         self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
         self._accounting = None
         if self._ledger is not None:
-            self._accounting = RouterLedger(self._ledger, tenants=self._admission is not None)
+            self._accounting = RouterLedger(self._ledger, self.table, tenants=self._admission is not None)
             self.health.metering = bool(self._member_key)
         self._service = self._routing(guard, cors)
         self._service.ledger = self._ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nerite.config.sticky_key import StickyKey
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import quoted_text
 from nerite.scheduling.weighted_route import MAX_ARMS, RouteArm, RouteShadow, WeightedRoute
@@ -139,11 +139,11 @@ def _route(table: Mapping[str, Any], name: str, place: _Place) -> WeightedRoute:
     read = tuple(_arm(arm, index, name, wrong) for index, arm in enumerate(arms))
     shadow = _shadow(table["shadow"], name, wrong) if "shadow" in table else None
     try:
-        keys = tuple(StickyKey.parse(checked(key, "a sticky key")) for key in sticky)
+        keys = tuple(StickyKey.parse(checked_name(key, "a sticky key")) for key in sticky)
     except InvalidArgument as error:
         raise wrong(("sticky",), error.message) from None
     try:
-        route = WeightedRoute(name, read, keys, checked(salt, "the salt"))
+        route = WeightedRoute(name, read, keys, checked_name(salt, "the salt"))
     except InvalidArgument as error:
         raise wrong(("arm",), error.message) from None
     try:
@@ -165,7 +165,7 @@ def _shadow(table: Any, name: str, wrong: Callable[[_Path, str], InvalidArgument
         value = table.get(key)
         if key in table and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             raise wrong(("shadow", key), f"{key} must be {what}")
-    samples = checked(table.get("samples", ""), "the path of the samples")
+    samples = checked_name(table.get("samples", ""), "the path of the samples")
     if samples and not Path(samples).is_absolute():
         raise wrong(("shadow", "samples"), "samples must be the absolute path of a file")
     if table.get("contents") and not samples:
@@ -208,8 +208,8 @@ def _arm(arm: Mapping[str, Any], index: int, name: str, wrong: Callable[[_Path, 
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise wrong(("arm", index, "weight"), "weight must be a number: the arm gets this share of the sum of weights")
     try:
-        checked(model, "the model of an arm")
-        return RouteArm(model, checked(str(version), "the version of an arm"), float(weight))
+        checked_name(model, "the model of an arm")
+        return RouteArm(model, checked_name(str(version), "the version of an arm"), float(weight))
     except OverflowError:
         raise wrong(("arm", index, "weight"), "weight is too large") from None
     except InvalidArgument as error:

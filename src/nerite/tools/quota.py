@@ -14,10 +14,12 @@ from nerite.tools.connection import add_connection, connected
 
 _EPILOG = """\
 The counters are described in docs/admission.md and start at zero when the server starts. For billing, --csv prints one
-line per model, tenant and class.
+line per model, tenant and class. The figures of all tenants need the key of the category statistics, or a router's
+admin-key; the key of a tenant shows that tenant's own.
 
 Examples:
-  nerite quota
+  nerite quota --header 'admin-key: KEY'
+  nerite quota --header 'Authorization: Bearer KEY-OF-ACME'
   nerite quota acme --url gpu-3:8000
   nerite quota --csv > use.csv
 """

@@ -17,7 +17,7 @@ from nerite.admission.policy import IDLE, AdmissionPolicy
 from nerite.balancing.response_ids import TAG_HEADER
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, Restricted
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import EVERYBODY, NAME, Caller, IdempotencyKey
@@ -65,12 +65,12 @@ class SenderHeaders(NamedTuple):
 
 
 def header_text(name: str, value: str) -> str:
-    """Validate a header that is used. Raises ``InvalidArgument`` if it is not UTF-8 or its name is too long.
+    """Validate a header that is used. Raises ``InvalidArgument`` if it is no valid name, or its own name is not.
 
     The length of the value is limited together with the head that contains it.
     """
-    checked(name, "the name of a header")
-    return checked(value, f"header '{name}'", MAX_VALUE)
+    checked_name(name, "the name of a header")
+    return checked_name(value, f"header '{name}'", MAX_VALUE)
 
 
 def forwarded(fields: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
@@ -107,7 +107,7 @@ def key_of(get: Get) -> IdempotencyKey | None:
 
 def sticky_fields(get: Get, names: Sequence[str]) -> Mapping[str, str] | None:
     """Return the headers of these names that a request has. Raises ``InvalidArgument`` for a value that is too long."""
-    found = {name: checked(value, f"header '{name}'") for name in names if (value := get(name)) is not None}
+    found = {name: checked_name(value, f"header '{name}'") for name in names if (value := get(name)) is not None}
     return found or None
 
 
@@ -143,6 +143,20 @@ class Callers:
         patience = _rounded(min(limits)) if limits else 0
         return Caller(name, wanted, patience, _is_retry(get), bool(named), bool(named and get(PAID)))
 
+    def figures_of(self, caller: Caller | None, remedy: str) -> str | None:
+        """Return the tenant whose figures a caller without the key to those of all tenants sees; None: all.
+
+        All are open if the policy has no tenants. Raises ``Restricted`` with ``remedy`` for a caller who is none.
+        """
+        tenants = self._policy().tenants
+        if not tenants:
+            return None
+        if caller is None or caller.tenant not in tenants:
+            raise Restricted(
+                f"the figures of all tenants need a key: {remedy}. The key of a tenant shows that tenant's own figures"
+            )
+        return caller.tenant
+
     @staticmethod
     def _tenant_of_router(get: Get, keys: AccessKeys) -> str:
         """Return the tenant that a router names; empty if the request comes from none. Raises ``Restricted``."""
@@ -154,7 +168,7 @@ class Callers:
                 f"headers '{TENANT}' and '{PAID}' are taken from routers alone, which send one of the keys in "
                 f"--router-key-file as '{ROUTER_KEY}'"
             )
-        return checked(name or "", f"header '{TENANT}'")
+        return checked_name(name or "", f"header '{TENANT}'")
 
 
 def idle_caller(get: Get) -> Caller | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nerite.config.options import METRICS_CATEGORY, SagemakerOptions, VertexOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import AlreadyExists, InvalidArgument, NeriteError, Restricted
 from nerite.repository.repositories import RegisteredRepository
 from nerite.transports.http import reply, routes
@@ -221,7 +221,7 @@ def _text(document: Any, key: str) -> str:
     value = document.get(key, "") if isinstance(document, dict) else ""
     if not isinstance(value, str):
         raise InvalidArgument(f"attempt to access JSON non-string as string\n    Write '{key}' as text.")
-    return checked(value, f"'{key}'")
+    return checked_name(value, f"'{key}'")
 
 
 _TARGET: Final = "x-amzn-sagemaker-target-model"
@@ -248,8 +248,8 @@ class SagemakerRouter:
             return HttpTarget(reply.BAD_REQUEST)
         name, target_model = match["name"] or "", head.headers.get(_TARGET)
         try:
-            checked(name, "the model in the path")
-            checked(target_model or "", f"header '{_TARGET}'")
+            checked_name(name, "the model in the path")
+            checked_name(target_model or "", f"header '{_TARGET}'")
         except NeriteError as error:
             return HttpTarget(refusal=reply.error_reply(error, reply.PLAIN))
         if head.method == "POST" and match["invoke"]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, NeriteError, Unsupported
 from nerite.observability.log import log
 from nerite.observability.trace import LEVELS, TraceSettings
@@ -77,7 +77,7 @@ def change_trace_settings(
             continue
         texts = read(name, given[name])
         for text in texts or ():
-            checked(text, f"'{name}'")
+            checked_name(text, f"'{name}'")
         if texts is None:
             update[field] = None
         elif field != "levels":

@@ -56,13 +56,14 @@ DIFFERENCES = (
         {"instances/a request to passive instances": (NEVER, "503 all instances of the model are passive")},
     ),
     Difference(
-        "Names and ids that are not UTF-8, or of unlimited length",
+        "Names and ids that are not UTF-8, of unlimited length, or with control characters",
         "Triton accepts them over HTTP, and passes them to models, files and clients that cannot read them. Nerite "
-        "refuses text that is not UTF-8 everywhere but in the data of BYTES tensors, and names and ids of more than "
-        "1,024 characters, with the name of the field.",
+        "refuses text that is not UTF-8 everywhere but in the data of BYTES tensors, names and ids of more than 1,024 "
+        "characters, and control characters in names, ids and values of headers, with the name of the field.",
         {
             "infer_json/id that is not UTF-8": ("200", "400 member 'id' is not valid UTF-8 at character 2."),
             "infer_json/member that is not UTF-8": ("200", "400 member 'more' is not valid UTF-8 at character 0."),
+            "infer_json/id with a line end": ("200", "400 'id' has the control character U+000A at character 1"),
             "infer_json/id of 5,000 characters": ("200", "400 'id' is 5000 characters long, more than the 1024"),
         },
     ),

@@ -46,7 +46,8 @@ EXCHANGES = {
     "data that is not UTF-8": body(
         "types", infer("types", tensor("IN_BYTES", "BYTES", [1], ["me?"])).body.replace(b"?", b"\xff")
     ),
-    "id of all kinds of letters": infer("pair", A, B, id='é "quoted" \\ \n \u2603 \U0001f600 \x7f </b>'),
+    "id of all kinds of letters": infer("pair", A, B, id='é "quoted" \\ \u2603 \U0001f600 </b>'),
+    "id with a line end": infer("pair", A, B, id="a\nb"),
     "empty parameters": infer("pair", A, B, parameters={}),
     "unknown keys": infer("pair", A, {**B, "hint": 3}, comment="none of the protocol"),
     "inputs in another order": infer("pair", B, A),

@@ -245,11 +245,11 @@ def test_a_key_among_the_parameters(bls_server: Desk) -> None:
     assert len(bls_server.engine.has) == 1, "what a request says counts before what its connection says"
 
 
-@pytest.mark.parametrize("key", ["", "x" * 256, '""', 5])
+@pytest.mark.parametrize("key", ["", "x" * 256, '""', 5, "a\0b"])
 def test_keys_that_are_none(bls_server: Desk, key: Any) -> None:
     error = bls_server.error(bls_server.asked(None, parameters={NAME: key}))
     assert isinstance(error, InvalidArgument)
-    assert "must be a string of 1 to 255 characters" in error.message
+    assert "must be a string of 1 to 255 printable characters" in error.message
 
 
 @pytest.mark.parametrize("prompt", [join_bytes([b"once"]), DeviceBuffer(0, 1 << 20, 8, None)])

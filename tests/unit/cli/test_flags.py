@@ -149,6 +149,8 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "generation-config",
         "model-alias",
         "responses",
+        "responses-storage-bytes",
+        "responses-storage-number",
         "batches",
         "batch-files",
         "batch-concurrency",

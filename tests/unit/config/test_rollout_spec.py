@@ -98,7 +98,7 @@ def test_what_the_command_line_passes_on() -> None:
         ("webhook", "http://bücher.example/", "hosts of other alphabets are written as xn--"),
         ("webhook", "http://a\\@b/", "it has a character that must be written as %XX"),
         ("webhook", "//a.b/", "it must begin with http:// or https://"),
-        ("webhook", "http://example.com/\r\nHost: other", "must be a URL"),
+        ("webhook", "http://example.com/\r\nHost: other", "without control characters"),
         ("force", "yes", "must be true or false"),
         ("step", "1,100", "is not known. Did you mean steps?"),
         ("x" * 2000, 1, "is not known. There are: to, from, steps"),

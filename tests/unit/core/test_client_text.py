@@ -8,14 +8,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core.client_text import check_document, checked, target_error
+from nerite.core.client_text import check_document, checked, checked_name, target_error
 from nerite.core.errors import InvalidArgument
 
 BAD = b"a\xff".decode(errors="surrogateescape")
 
 
 def test_a_text_that_is_valid_is_returned() -> None:
-    assert checked("größe", "'id'") == "größe"
+    assert checked("größe\n", "'id'", 10) == "größe\n"
+
+
+@pytest.mark.parametrize("name", ["größe", "a b", "模型", "a\u00a0b", "👩\u200d🚀", "", "x" * 1024])
+def test_a_name_that_is_valid_is_returned(name: str) -> None:
+    assert checked_name(name, "'id'") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a\0b", "'id' has the control character U+0000 at character 1"),
+        ("a\r\nHost: b", "'id' has the control character U+000D at character 1"),
+        ("\x7f", "'id' has the control character U+007F at character 0"),
+        ("é\x9b2J", "'id' has the control character U+009B at character 1"),
+        ("a\u2028", "'id' has the control character U+2028 at character 1"),
+        ("👩\u2029", "'id' has the control character U+2029 at character 1"),
+        (BAD, "'id' is not valid UTF-8 at character 1"),
+        ("x" * 1025, "'id' is 1025 characters long, more than the 1024 that are allowed"),
+    ],
+)
+def test_any_other_name_is_refused_by_its_field(name: str, told: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        checked_name(name, "'id'")
+    assert refused.value.message == told
 
 
 @pytest.mark.parametrize(

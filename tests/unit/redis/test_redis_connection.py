@@ -36,6 +36,31 @@ def test_a_callback_that_raises_costs_no_other_command_its_reply() -> None:
     asyncio.run(main())
 
 
+def test_a_reply_that_is_too_large_ends_the_connection() -> None:
+    async def main() -> None:
+        replies: list[Reply] = []
+        connection = RedisConnection(asyncio.get_running_loop(), 0, lambda connection, reason: None, 1000)
+        transport: Any = SimpleNamespace(
+            set_write_buffer_limits=lambda high: None,
+            is_closing=lambda: False,
+            writelines=lambda parts: None,
+            abort=lambda: connection.connection_lost(None),
+        )
+        connection.connection_made(transport)
+        for _ in range(3):
+            connection.ask([b"GET", b"key"], replies.append)
+        for _ in range(2):
+            for part in (b"$990\r\n", b"x" * 990, b"\r\n"):
+                connection.data_received(part)
+        connection.data_received(b"$4000000000\r\n")
+        connection.data_received(b"x" * 500)
+        assert replies == [b"x" * 990] * 2
+        connection.data_received(b"x" * 500)
+        assert str(replies[2]) == "a reply has more than the 1000 bytes that are expected"
+
+    asyncio.run(main())
+
+
 def test_a_client_connects_again_whatever_has_failed() -> None:
     async def main() -> None:
         attempts: list[int] = []

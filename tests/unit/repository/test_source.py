@@ -40,5 +40,5 @@ def test_a_directory_whose_name_is_no_text_is_no_model(
         assert repository.models() == ["a", "b"]
     (record,) = caplog.records
     message = record.getMessage()
-    assert message.endswith("is not a model: its name is not valid UTF-8")
+    assert message.endswith("is not a model: its name is not valid UTF-8, or has control characters")
     assert message.encode()

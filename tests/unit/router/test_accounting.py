@@ -16,13 +16,14 @@ from nerite.ledger.ledger import Ledger
 from nerite.ledger.row import LedgerRow, WallClock
 from nerite.router.accounting import RouterLedger
 from nerite.router.exchange import RoutedExchange
-from nerite.router.pools import RouterPool
+from nerite.router.pools import PoolTable, RouterPool
 
 
 class Rows:
     """Stands in for a ledger."""
 
     session = 255
+    wall = WallClock(0)
 
     def __init__(self) -> None:
         self.rows: list[LedgerRow] = []
@@ -34,10 +35,10 @@ class Rows:
         return next(self._numbers)
 
 
-def begun(rows: Rows, *pools: RouterPool, tokens: bool = True) -> tuple[Client, RoutedExchange]:
+def begun(rows: Rows, *pools: RouterPool, tokens: bool = True, model: str = "m") -> tuple[Client, RoutedExchange]:
     client = Client()
-    made = exchange(client, *pools)
-    ledger = RouterLedger(cast(Ledger, rows), tenants=True)
+    made = exchange(client, *pools, model=model)
+    ledger = RouterLedger(cast(Ledger, rows), PoolTable(pools), tenants=True)
     made.account = ledger.open("acme", made.request, 1, tokens=tokens)
     made.begin(1)
     return client, made
@@ -81,7 +82,9 @@ def test_without_a_member() -> None:
     rows = Rows()
 
     async def run() -> None:
-        begun(rows, made_pool("main"))
+        pool = made_pool("main", "one")
+        pool.set_ready("one", False, ("m",))
+        begun(rows, pool)
 
     asyncio.run(run())
     (row,) = rows.rows
@@ -164,3 +167,33 @@ def test_the_second_exchange_goes_on_with_the_account_when_the_first_is_refused(
     asyncio.run(run())
     (row,) = rows.rows
     assert (row.key.ending, row.amounts.attempts) == ("answered", 2)
+
+
+def named(pool: RouterPool, *models: str, code: str = "404") -> list[str]:
+    """Return the models that rows name of requests for these, which all end with a status."""
+    rows = Rows()
+
+    async def run() -> None:
+        client = Client()
+        ledger = RouterLedger(cast(Ledger, rows), PoolTable([pool]), tenants=True)
+        for model in models:
+            made = exchange(client, pool, model=model, version="7")
+            made.account = ledger.open("acme", made.request, 1, tokens=True)
+            made.begin(1)
+            if not made.over:
+                made.done(AttemptEnd.ANSWERED, code)
+
+    asyncio.run(run())
+    assert {row.key.version for row in rows.rows if row.key.ending != "answered"} <= {""}
+    return [row.key.model for row in rows.rows]
+
+
+def test_rows_name_no_model_that_is_not_served() -> None:
+    junk = [f"junk-{number}" for number in range(5)]
+    assert named(made_pool("main", "one"), "m", *junk) == ["m"], "of what is not sent there are no rows"
+    anything = made_pool("main", "one")
+    anything.set_ready("one", True, None)
+    assert named(anything, *junk) == [""] * 5
+    assert named(anything, *junk, code="200") == junk
+    names = named(anything, *(f"junk-{number}" for number in range(1500)), code="200")
+    assert (len(names), len({*names})) == (1500, 1001)

@@ -134,6 +134,7 @@ def test_a_sequence_beyond_a_signed_integer(reader: InferReader) -> None:
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=4)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), max_size=4)
 CUSTOM = st.dictionaries(
     st.text(st.sampled_from("abc"), min_size=1, max_size=2),
     st.one_of(
@@ -169,12 +170,12 @@ def requests(draw: st.DrawFn) -> tuple[Any, list[bytes]]:
             del each["contents"]
         more["raw_input_contents"] = data
     message = ModelInferRequest(
-        model_name=draw(TEXTS),
+        model_name=draw(NAMES),
         model_version=draw(st.sampled_from(("", "1"))),
         id=draw(st.sampled_from(("", "", "7", "é"))),
         parameters=draw(CUSTOM),
         inputs=inputs,
-        outputs=[{"name": name} for name in draw(st.lists(TEXTS, max_size=2))],
+        outputs=[{"name": name} for name in draw(st.lists(NAMES, max_size=2))],
         **more,
     )
     return message, data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from nerite.config.options import OpenAiOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded, Restricted
 from nerite.core.failures import report
 from nerite.core.text import quoted_text
@@ -120,7 +120,7 @@ class OpenAi:
         sender = self._sender_of(head)
         answer = self._handlers[endpoint.name]
         arguments = {
-            name: checked(unquote(value, errors="surrogateescape"), f"the {name} in the path")
+            name: checked_name(unquote(value, errors="surrogateescape"), f"the {name} in the path")
             for name, value in route.arguments.items()
         }
         if endpoint.name in routes.QUERIED:

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qsl
 
-from nerite.batches.items import InvalidItems, is_name
+from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, FileRecord
 from nerite.batches.service import NewBatch
 from nerite.batches.store import PageRequest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
 from nerite.core.request import EVERYBODY, CancelReason, RequestHeader
-from nerite.core.text import quoted_text
+from nerite.core.text import name_error, quoted_text
 from nerite.llm.openai.errors import ApiError, reply_of
-from nerite.llm.openai.fields import Fields, missing, wrong_value
+from nerite.llm.openai.fields import Fields, check_name, missing, wrong_value
 from nerite.transports.http import files as forms
 from nerite.transports.http import reply
 from nerite.transports.http.handler import BackgroundCalls
@@ -60,7 +60,7 @@ class BatchApi:
             )
         tenant = EVERYBODY if sender.caller is None else sender.caller.tenant
         name = next(iter(arguments.values()), "")
-        if name and not is_name(name):
+        if name_error(name):
             raise NotFound(f"there is no object '{quoted_text(name)}'")
         work: Any
         match endpoint, head.method:
@@ -103,9 +103,10 @@ class BatchApi:
             raise wrong_value("purpose", f"one of {', '.join(PURPOSES)}", purpose)
         file = parts["file"]
         name = file.file_name or "file"
-        if not is_name(name):
-            what = "a file whose name is UTF-8 of at most 1024 characters, none of which is a control character"
-            raise wrong_value("file", what, name)
+        if name_error(name):
+            raise wrong_value(
+                "file", "a file whose name is UTF-8 of at most 1024 characters without control characters", name
+            )
         if purpose == "batch" and not name.endswith(".jsonl"):
             raise ApiError("Invalid file format for Batch API. Must be .jsonl", "file", "invalid_file_format")
         expires = None
@@ -176,8 +177,7 @@ def _listing(query: str, kind: str) -> PageRequest:
     for name, value in values.items():
         if name not in known:
             raise ApiError(f"Unknown parameter: '{name}'. There are: {', '.join(known)}.", name, "unknown_parameter")
-        if value and not is_name(value):
-            raise wrong_value(name, "text of at most 1024 characters without control characters", value)
+        check_name(name, value)
     most, usual = (10_000, 10_000) if kind == "files" else (100, 20)
     limit = values.get("limit", str(usual))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
@@ -203,7 +203,7 @@ def _new_batch(body: memoryview) -> NewBatch:
         if not isinstance(value, str):
             raise wrong_value(f"metadata.{key}", "a string", value)
     input_file = fields.name("input_file_id")
-    if not is_name(input_file):
+    if not input_file:
         raise wrong_value("input_file_id", "the id of a file", input_file)
     return NewBatch(
         input_file,

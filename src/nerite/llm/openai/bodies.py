@@ -181,7 +181,7 @@ def _task(kind: type, parsed: Mapping[str, Any], *buffers: memoryview) -> Any:
 
 _OF_COMPLETIONS: Final = ("echo", "kept", "tokens")
 _OF_CHATS: Final = ("choice", "tool", "first_image", "schemas", "single", "thoughts", "budget", "continued")
-_OF_RESPONSES: Final = ("echo", "store", "sealed", "kinds")
+_OF_RESPONSES: Final = ("echo", "previous", "store", "sealed", "kinds")
 """Fields of requests that are passed on unchanged."""
 
 
@@ -217,14 +217,14 @@ def _tokenize(parsed: dict[str, Any], *rest: memoryview) -> CompletionRequest | 
 
 def _packed_response(asked: ResponseCall | str) -> tuple[Any, ...]:
     if isinstance(asked, str):
-        return ({"previous": asked},)
+        return ({"continues": asked},)
     parsed, *rest = _packed_chat(asked.chat, **{name: getattr(asked, name) for name in _OF_RESPONSES})
     return parsed, asked.items, *rest
 
 
 def _response(parsed: dict[str, Any], *rest: memoryview) -> ResponseCall | str:
-    if "previous" in parsed:
-        return str(parsed["previous"])
+    if "continues" in parsed:
+        return str(parsed["continues"])
     items, *chat = rest
     more = {name: parsed[name] for name in _OF_RESPONSES}
     return ResponseCall(_chat(parsed, *chat), items=bytes(items), **more)

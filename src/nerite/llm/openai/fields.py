@@ -11,7 +11,7 @@ import orjson
 
 from nerite.config.mistake import nearest
 from nerite.core.tensor import Buffer
-from nerite.core.text import quoted_text, text_error
+from nerite.core.text import name_error, quoted_text, text_error
 from nerite.llm.openai.errors import ApiError
 
 _KINDS: Final = {
@@ -62,9 +62,16 @@ def missing(param: str) -> ApiError:
 
 
 def check_length(param: str, text: str) -> None:
-    """Reject a name that is too long. The JSON parser has already checked that it is UTF-8."""
+    """Reject a text that is longer than names may be. The JSON parser has already checked that it is UTF-8."""
     if mistake := text_error(text):
         raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "string_above_max_length")
+
+
+def check_name(param: str, text: str) -> None:
+    """Reject a name or an id that is too long or has control characters."""
+    check_length(param, text)
+    if mistake := name_error(text):
+        raise ApiError(f"Invalid value for '{param}': it {mistake}.", param, "invalid_value")
 
 
 def check_text_length(param: str, text: str, most: int) -> None:
@@ -164,9 +171,9 @@ class Fields:
         return value
 
     def name(self, name: str, default: str | None = None) -> str:
-        """Return a string that is a name or an id, whose length is limited."""
+        """Return a string that is a name or an id, as ``check_name`` allows."""
         value = self.text(name, default)
-        check_length(self.path(name), value)
+        check_name(self.path(name), value)
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:

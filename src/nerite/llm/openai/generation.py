@@ -106,7 +106,7 @@ class TextGeneration:
 
         def keep(response: Mapping[str, Any]) -> None:
             if store:
-                self._responses.save(sender, asked.items, response)
+                self._responses.save(sender, asked, response)
 
         def format_of(chat: ChatRequest) -> ReplyFormat:
             return ResponseObjectFormat(
@@ -118,7 +118,8 @@ class TextGeneration:
                 tag=tag,
             )
 
-        self._chat(connection, sender, format_of, asked.chat)
+        chat = partial(self._chat, connection, sender, format_of, asked.chat)
+        self._responses.with_room(connection, sender, asked, chat)
 
     def _messages(self, connection: HttpExchange, body: memoryview, sender: SenderHeaders) -> None:
         """Continue a conversation in Anthropic's format."""

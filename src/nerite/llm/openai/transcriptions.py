@@ -21,7 +21,7 @@ from nerite.llm import checkpoint
 from nerite.llm.openai import text_model
 from nerite.llm.openai.audio_files import RATE, decode_audio
 from nerite.llm.openai.errors import ApiError, body_of
-from nerite.llm.openai.fields import UnknownField, check_length, missing, wrong_value
+from nerite.llm.openai.fields import UnknownField, check_name, missing, wrong_value
 from nerite.llm.openai.replies import SharedReply
 from nerite.llm.openai.sampling import not_offered
 from nerite.llm.openai.text_model import TEXT_OUTPUT, CallOrigin, ModelAddress, ModelPurpose, ModelRequest, text_of
@@ -173,7 +173,7 @@ def read_transcription(body: Buffer, content_type: Buffer) -> TranscriptionReque
     if "model" not in texts:
         raise missing("model")
     for name in ("model", "user", "language"):
-        check_length(name, texts.get(name, ""))
+        check_name(name, texts.get(name, ""))
     asked = TranscriptionRequest(
         texts["model"],
         b"",
@@ -197,7 +197,7 @@ def read_transcription(body: Buffer, content_type: Buffer) -> TranscriptionReque
 
 def _text(part: files.FormPart) -> str:
     """Return a field of a form. Raises ``ApiError``."""
-    check_length("form", part.name)
+    check_name("form", part.name)
     try:
         text = bytes(part.data[: 4 * _LONGEST_PROMPT + 4]).decode()
     except UnicodeDecodeError:

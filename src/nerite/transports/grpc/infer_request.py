@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from nerite.core import headers
 from nerite.core import tensor as dtypes
 from nerite.core.byte_budget import GRPC_PLANS, Memo
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked, checked_name
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader, SharedMemoryInput
 from nerite.core.response import Parameter
@@ -320,7 +320,7 @@ class InferReader:
         long and for too many elements of any kind.
         """
         try:
-            checked(parts.id, "'id'")
+            checked_name(parts.id, "'id'")
             plan = self._plans.get(parts.header)
             if plan is None or plan.typed is bool(parts.raw):
                 plan = self._plan(parts)
@@ -363,10 +363,10 @@ class InferReader:
         fields, custom = _parameters(message.parameters)
         specs: list[TensorSpec] = []
         shared: dict[int, SharedMemoryInput] = {}
-        checked(message.model_name, "'model_name'")
-        checked(message.model_version, "'model_version'")
+        checked_name(message.model_name, "'model_name'")
+        checked_name(message.model_version, "'model_version'")
         for tensor in message.inputs:
-            checked(tensor.name, "the name of an input")
+            checked_name(tensor.name, "the name of an input")
             datatype = dtypes.BY_NAME.get(tensor.datatype) or _UNKNOWN_DATATYPE
             spec = TensorSpec(tensor.name, datatype, tuple(tensor.shape))
             specs.append(spec)
@@ -439,7 +439,7 @@ def _count_error(header: RequestHeader, given: int) -> NeriteError:
 
 
 def _output(output: Any) -> RequestedOutput:
-    checked(output.name, "the name of an output")
+    checked_name(output.name, "the name of an output")
     classification = 0
     place = None
     for key, parameter in output.parameters.items():
@@ -480,7 +480,7 @@ def _shared_place(tensor: Any) -> SharedMemoryInput:
         if number < 0:
             raise InvalidArgument(f"invalid value for '{name}' parameter for tensor '{tensor.name}', expected >= 0.")
         numbers.append(number)
-    return SharedMemoryInput(checked(region.string_param, "'shared_memory_region'"), *numbers)
+    return SharedMemoryInput(checked_name(region.string_param, "'shared_memory_region'"), *numbers)
 
 
 _FIELDS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
@@ -510,7 +510,7 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 value += 1 << 64  # an unsigned id, which has only a signed field
             if type(value) is str and len(value.encode()) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
-            fields[name] = value
+            fields[name] = checked_name(value, f"'{key}'") if type(value) is str else value
         elif key == "triton_enable_empty_final_response":
             if choice != "bool_param":
                 raise InvalidArgument(f"invalid value type for '{key}' parameter, expected bool_param.")
@@ -525,6 +525,6 @@ def _parameters(parameters: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
                 f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
             )
         else:
-            checked(key, "the name of a parameter")
+            checked_name(key, "the name of a parameter")
             custom[key] = checked(value, f"parameter '{key}'", MAX_VALUE) if choice == "string_param" else value
     return fields, custom

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked, checked_name
 from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded, Unsupported
 from nerite.core.failures import report
-from nerite.core.text import MAX_NAME, MAX_VALUE
+from nerite.core.text import MAX_VALUE
 from nerite.observability.log import log
 from nerite.transports.grpc.load_reports import METHOD
 from nerite.transports.settings import Value, change_log_settings, change_trace_settings
@@ -286,23 +286,26 @@ _VALUE_FIELDS: Final = ("string_param", "value")
 
 
 def check_texts(message: Message, where: str = "") -> None:
-    """Raise ``InvalidArgument``, with the path of the field, for a text that is too long.
+    """Raise ``InvalidArgument``, with the path of the field, for a text that is invalid.
 
     Texts are already known to be UTF-8 from parsing. ``where`` is the path of ``message``.
     """
     for field, value in message.ListFields():
-        _check(f"{where}{field.name}", value, MAX_VALUE if field.name in _VALUE_FIELDS else MAX_NAME)
+        _check(f"{where}{field.name}", value, names=field.name not in _VALUE_FIELDS)
 
 
-def _check(path: str, value: Any, limit: int) -> None:
+def _check(path: str, value: Any, *, names: bool) -> None:
     if isinstance(value, str):
-        checked(value, f"'{path}'", limit)
+        if names:
+            checked_name(value, f"'{path}'")
+        else:
+            checked(value, f"'{path}'", MAX_VALUE)
     elif isinstance(value, Message):
         check_texts(value, f"{path}.")
     elif hasattr(value, "items"):  # a map
         for key, item in value.items():
-            _check(f"a key of {path}", key, MAX_NAME)
-            _check(f"{path}[{key}]", item, limit)
+            _check(f"a key of {path}", key, names=True)
+            _check(f"{path}[{key}]", item, names=names)
     elif not isinstance(value, (bytes, int, float)):
         for item in value:
-            _check(path, item, limit)
+            _check(path, item, names=names)

@@ -17,7 +17,7 @@ from nerite.core.errors import NeriteError, NotLoaded
 from nerite.core.failures import report
 from nerite.core.request import CancelReason, InferenceRequest
 from nerite.core.response import InferenceResponse, ResponseHeader
-from nerite.core.text import text_error
+from nerite.core.text import name_error
 from nerite.scheduling.request_queue import ResponseOrder
 from nerite.transports import access_log
 from nerite.transports.grpc import messages, wire
@@ -578,7 +578,7 @@ class StreamInference:
         """Return the framed message that reports why a request was rejected."""
         access_log.log_refusal(request_id, error)
         message = ModelStreamInferResponse(error_message=error.message)
-        if text_error(request_id) is None:
+        if name_error(request_id) is None:
             message.infer_response.id = request_id
         return self._framed(message)
 

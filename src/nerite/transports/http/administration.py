@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -96,13 +97,13 @@ class HttpAdministration:
         """Send the statistics of all models."""
         connection.send([reply.json_reply({"model_stats": self._server.statistics("", "")}).encode()])
 
-    def quota(self, connection: HttpExchange, body: memoryview) -> None:
-        """Send the usage and the remaining quota of the tenants."""
-        connection.send([reply.json_reply(self._server.quota()).encode()])
+    def quota(self, connection: HttpExchange, body: memoryview, tenant: str | None) -> None:
+        """Send the usage and the remaining quota of a tenant, or of all."""
+        connection.send([reply.json_reply(self._server.quota(tenant)).encode()])
 
-    def usage(self, connection: HttpExchange, body: memoryview, query: str) -> None:
-        """Send what requests of all tenants used."""
-        asked = UsageQuery.parse(query, time.time(), None)
+    def usage(self, connection: HttpExchange, body: memoryview, query: str, tenant: str | None) -> None:
+        """Send what requests of a tenant used, or of all."""
+        asked = replace(UsageQuery.parse(query, time.time(), None), tenant=tenant)
         self._background_calls.start(connection, _json(self._server.usage(asked)))
 
     def index(self, connection: HttpExchange, body: memoryview, repository: str) -> None:

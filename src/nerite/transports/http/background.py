@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME, quoted_text
 from nerite.core.work_loop import DeadLetter, WorkLoop, WorkLoops
@@ -104,5 +104,5 @@ def _unit_in(body: memoryview) -> str:
     with suppress(orjson.JSONDecodeError):
         given = orjson.loads(body[:_MAX_BODY])
         if isinstance(given, dict) and given.keys() == {"unit"} and isinstance(given["unit"], str):
-            return checked(given["unit"], "the unit")
+            return checked_name(given["unit"], "the unit")
     raise InvalidArgument('the body must be {"unit": "..."}, with the unit as GET /v2/background names it')

@@ -15,7 +15,7 @@ import orjson
 
 from nerite.config.open_ports import open_ports, remedy
 from nerite.config.options import METRICS_CATEGORY, ServerOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import Forbidden, InvalidArgument
 from nerite.core.failures import report
 from nerite.observability.metrics_history import INTERVAL, SAMPLES, MetricsHistory, VersionReading
@@ -132,9 +132,9 @@ class ConsoleQuery(NamedTuple):
             raise InvalidArgument(f"the query may have at most {len(_PARAMETERS)} parameters") from None
         for name, value in pairs:
             if name not in allowed or name in values:
-                checked(name, "the name of a parameter")
+                checked_name(name, "the name of a parameter")
                 raise InvalidArgument(f"'{name}' is not a parameter, or given twice. There are: {', '.join(allowed)}.")
-            values[name] = checked(value, f"parameter '{name}'")
+            values[name] = checked_name(value, f"parameter '{name}'")
         level = values.get("level", "verbose")
         if level not in LEVELS:
             raise InvalidArgument(f"parameter 'level' must be one of {', '.join(LEVELS)}, got: '{level}'")

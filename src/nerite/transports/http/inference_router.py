@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.request import InferenceRequest
 from nerite.inference_entry import TransportEntry
@@ -62,7 +62,7 @@ class InferenceRouter:
         endpoint = route.endpoint
         try:
             for name, value in route.arguments.items():
-                checked(value, f"the {name} in the path")
+                checked_name(value, f"the {name} in the path")
         except NeriteError as error:
             return HttpTarget(refusal=self.locked(endpoint.category, head) or reply.error_reply(error))
         if endpoint.name == "infer" and dialect is HTTP and _is_upload(head):

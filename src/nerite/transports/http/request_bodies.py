@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, TypeAlias
 
 from nerite.core import tensor as dtypes
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked, checked_name
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.request import MAX_CORRELATION_ID, RequestedOutput, RequestHeader, SharedMemoryInput
 from nerite.core.response import Parameter
@@ -125,7 +125,7 @@ def read_id(document: Mapping[str, Any]) -> str:
 
 def checked_id(value: str) -> str:
     """Return the id of a request. Raises ``InvalidArgument`` if it is too long or not UTF-8."""
-    return checked(value, "'id'")
+    return checked_name(value, "'id'")
 
 
 def _read_inputs(
@@ -204,7 +204,7 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
             elif len(item.encode()) > MAX_CORRELATION_ID:
                 raise Unsupported("string correlation ID cannot be longer than 128 characters")
             else:
-                fields[key] = item
+                fields[key] = checked_name(item, "'sequence_id'")
         elif key in ("sequence_start", "sequence_end"):
             fields[key] = boolean_value(key, item)
         elif key == "priority":
@@ -228,7 +228,7 @@ def read_parameters(value: Any) -> tuple[dict[str, Any], dict[str, Parameter]]:
 
 def read_parameter(key: str, value: Any) -> Parameter:
     """Return the value of a custom parameter. Raises ``InvalidArgument`` if the value or ``key`` is not allowed."""
-    checked(key, "the name of a parameter")
+    checked_name(key, "the name of a parameter")
     if isinstance(value, str):
         return checked(value, f"parameter '{key}'", MAX_VALUE)
     if type(value) is int and value > _MAX_INT64:
@@ -293,7 +293,7 @@ def _shared_place(parameters: Mapping[str, Any]) -> SharedMemoryInput:
     if not isinstance(region, str):
         raise Internal("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
     offset, size = parameters.get("shared_memory_offset", 0), parameters.get("shared_memory_byte_size", 0)
-    checked(region, "'shared_memory_region'")
+    checked_name(region, "'shared_memory_region'")
     return SharedMemoryInput(
         region, _unsigned("shared_memory_offset", offset), _unsigned("shared_memory_byte_size", size)
     )
@@ -329,7 +329,7 @@ def _unsigned(key: str, value: object) -> int:
 
 def _name(item: Any, of: str) -> str:
     """Return the name in an entry of ``inputs`` or ``outputs``."""
-    return checked(_member(item, "name", str, "string"), f"the name of {of}")
+    return checked_name(_member(item, "name", str, "string"), f"the name of {of}")
 
 
 def _member(item: Any, key: str, kind: type, called: str) -> Any:
@@ -391,7 +391,7 @@ def system_region(region: str, body: memoryview) -> tuple[str, str, int, int]:
     offset = _region_unsigned(document.get("offset", 0))
     return (
         region,
-        checked(key, "'key'"),
+        checked_name(key, "'key'"),
         offset,
         _region_unsigned(_region_member(document, "byte_size")),
     )

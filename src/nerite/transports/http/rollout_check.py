@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.config.mistake import nearest
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import InvalidArgument, Unavailable
 from nerite.rollouts.check import CheckLimits, differences
 from nerite.rollouts.trials import TrialLimits
@@ -49,7 +49,7 @@ def _arm(document: Mapping[str, Any], name: str) -> str:
         return str(value)
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"'{name}' must be a version, such as 2, or the name of a model")
-    return checked(value, f"'{name}'")
+    return checked_name(value, f"'{name}'")
 
 
 def _limits(document: Mapping[str, Any]) -> CheckLimits:
@@ -58,7 +58,7 @@ def _limits(document: Mapping[str, Any]) -> CheckLimits:
         if name not in known:
             meant = nearest(name, known)
             hint = f"Did you mean '{meant}'?" if meant else f"There are: {', '.join(known)}."
-            raise InvalidArgument(f"unknown parameter '{checked(name, 'a parameter')}' of a rollout check. {hint}")
+            raise InvalidArgument(f"unknown parameter '{checked_name(name, 'a parameter')}' of a rollout check. {hint}")
     default = CheckLimits()
     trials = TrialLimits(
         _seconds(document, "answer_seconds", default.trials.answer),

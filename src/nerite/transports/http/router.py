@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from nerite.config.options import METRICS_CATEGORY, OpenAiOptions
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked_name
 from nerite.core.errors import NeriteError, NotFound
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
@@ -25,7 +25,7 @@ from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
 from nerite.transports.http.metrics_service import MetricsService
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.routes import BACKGROUND, QUERIED, Endpoint, Route
+from nerite.transports.http.routes import BACKGROUND, OF_TENANTS, QUERIED, Endpoint, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _NO_METRICS: Final = reply.json_reply(
     },
     404,
 )
+_TENANTS_KEY: Final = "start the server with --http-restricted-api=statistics:admin-key=@FILE (docs/access.md)"
 
 
 class Router(InferenceRouter):
@@ -122,18 +123,29 @@ class Router(InferenceRouter):
         refusal = self._refusal(endpoint, head)
         try:
             for name, value in route.arguments.items():
-                checked(value, f"the {name} in the path")
+                checked_name(value, f"the {name} in the path")
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
         if endpoint.name == "metrics":
             return self._metrics_target(head)
         if endpoint.name in ("root", "docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
+        arguments: dict[str, Any] = {"query": head.query} if endpoint.name in QUERIED else {**route.arguments}
+        if endpoint.name in OF_TENANTS and refusal is None:
+            try:
+                arguments["tenant"] = self._figures_of(head, endpoint.category)
+            except NeriteError as error:
+                return HttpTarget(refusal=reply.error_reply(error))
         change = head.method == "POST" and len(endpoint.methods) > 1
         owner = self._background if endpoint.name in BACKGROUND else self._administration
         call = getattr(owner, f"change_{endpoint.name}" if change else endpoint.name)
-        arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
+
+    def _figures_of(self, head: RequestHead, category: str) -> str | None:
+        """Return the tenant whose figures a request may see; None: all. Raises ``NeriteError``."""
+        if category in self._locks or self._callers is None:  # it has the key, or there is no policy
+            return None
+        return self._callers.figures_of(self.sender_of(head).caller, _TENANTS_KEY)
 
     def _refusal(self, endpoint: Endpoint, head: RequestHead) -> Reply | None:
         """Return the error reply if the request lacks the key that its endpoint needs; else None."""

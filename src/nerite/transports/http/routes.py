@@ -141,6 +141,8 @@ BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", 
 """Names of the endpoints of files and batches."""
 OF_DATABASES: Final = BATCH_ENDPOINTS | {"responses", "response", "response_items"}
 """Names of the endpoints that need what the server keeps in a database."""
+OF_TENANTS: Final = frozenset(("quota", "usage"))
+"""Names of the endpoints that show the figures of all tenants, or of the one that asks."""
 BACKGROUND: Final = frozenset(("background", "background_retry", "background_discard"))
 """Names of the endpoints of the loops beside the requests, which show and change what is of all tenants."""
 QUERIED: Final = frozenset(("usage", "own_usage"))

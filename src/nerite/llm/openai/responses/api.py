@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-import orjson
-
-from nerite.core.errors import NeriteError, NotFound
+from nerite.core.errors import NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.request import EVERYBODY, CancelReason, RequestHeader
 from nerite.llm.openai.errors import ApiError, reply_of
-from nerite.llm.openai.responses.store import SEVERAL, ResponseStore
+from nerite.llm.openai.responses.request import ResponseCall
+from nerite.llm.openai.responses.store import SEVERAL, ResponseStore, conversation, items_before
 from nerite.transports.access import SenderHeaders
 from nerite.transports.http.handler import BackgroundCalls
 from nerite.transports.http.reply import Reply, json_reply
@@ -20,6 +20,8 @@ from nerite.transports.http.reply import Reply, json_reply
 if TYPE_CHECKING:
     from nerite.transports.http.handler import HttpExchange
 
+_T = TypeVar("_T")
+_log = logging.getLogger("nerite.http")
 _NO_STORE: Final = "This server keeps no responses: start it with --responses=PATH (docs/agents.md)."
 
 
@@ -37,11 +39,30 @@ class ResponseApi:
         """Whether responses are kept."""
         return self._store is not None
 
-    def save(self, sender: SenderHeaders, items: bytes, response: Mapping[str, Any]) -> None:
+    def with_room(
+        self, connection: HttpExchange, sender: SenderHeaders, asked: ResponseCall, then: Callable[[], None]
+    ) -> None:
+        """Call ``then`` unless the response is to be kept and there is no room for it, which the client is told."""
+        store, tenant = self._store, _tenant(sender)
+        if store is None or not asked.store or not store.may_be_full(tenant):
+            then()
+            return
+        ConversationLookup(connection, self._room(store, tenant, len(asked.items)), lambda _: then())
+
+    @staticmethod
+    async def _room(store: ResponseStore, tenant: str, size: int) -> None:
+        try:
+            await store.check_room(tenant, size)
+        except Unavailable as error:  # as always when a response cannot be kept, the client gets it
+            _log.error("there may be no room for responses of tenant '%s': %s", tenant, error.message)
+
+    def save(self, sender: SenderHeaders, asked: ResponseCall, response: Mapping[str, Any]) -> None:
         """Keep a response, if any are. It is there for every later request of its tenant."""
         if self._store is None:
             return
-        task = asyncio.get_running_loop().create_task(self._store.save(_tenant(sender), items, response))
+        task = asyncio.get_running_loop().create_task(
+            self._store.save(_tenant(sender), asked.previous, asked.items, response)
+        )
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
 
@@ -54,14 +75,14 @@ class ResponseApi:
     @staticmethod
     async def _conversation(store: ResponseStore, sender: SenderHeaders, name: str) -> bytes:
         try:
-            found = await store.find(_tenant(sender), name)
+            turns = await store.turns(_tenant(sender), name)
         except NotFound:
             raise ApiError(
                 f"Previous response with id '{name}' not found. {SEVERAL}",
                 "previous_response_id",
                 "previous_response_not_found",
             ) from None
-        return await asyncio.to_thread(found.conversation)
+        return await asyncio.to_thread(conversation, turns)
 
     def answer(
         self, connection: HttpExchange, body: memoryview, sender: SenderHeaders, response: str, *, items: bool
@@ -83,24 +104,21 @@ class ResponseApi:
 
     @staticmethod
     async def _found(store: ResponseStore, tenant: str, name: str, *, items: bool) -> Reply:
-        found = await store.find(tenant, name)
         if not items:
-            return Reply(200, found.response)
-        listed = orjson.loads(found.items)
+            return Reply(200, await store.find(tenant, name))
+        listed = await asyncio.to_thread(items_before, await store.turns(tenant, name))
         for number, item in enumerate(listed):
             item.setdefault("id", f"item_{number}")
         ids = [item["id"] for item in listed] or [None]
         return json_reply({"object": "list", "data": listed, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
 
 
-class ConversationLookup:
+class ConversationLookup(Generic[_T]):
     """A look into the database that precedes the request to the model. Its connection treats it as the running work."""
 
     id = ""
 
-    def __init__(
-        self, connection: HttpExchange, work: Coroutine[Any, Any, bytes], then: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, connection: HttpExchange, work: Coroutine[Any, Any, _T], then: Callable[[_T], None]) -> None:
         """``then`` is called with the result of ``work`` and may raise ``NeriteError``."""
         self.header = RequestHeader("", "", ())
         self._connection = connection
@@ -115,7 +133,7 @@ class ConversationLookup:
     def pause(self, paused: bool) -> None:
         """Do nothing: no reply is being sent yet."""
 
-    async def _run(self, work: Coroutine[Any, Any, bytes]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, _T]) -> None:
         try:
             self._then(await work)
         except NeriteError as error:

@@ -78,7 +78,9 @@ class ResponseCall(NamedTuple):
     echo: Mapping[str, Any]
     """Fields that the response repeats."""
     items: bytes
-    """The whole conversation so far, as items in JSON."""
+    """What the request adds to the conversation, as items in JSON."""
+    previous: str
+    """Id of the response that it continues; empty if it begins a conversation."""
     store: bool
     """Whether the response is to be kept."""
     sealed: bool = False
@@ -100,7 +102,8 @@ def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
     for name, why in _REFUSED.items():
         if fields.values.get(name):
             raise not_offered(name, why)
-    items = [*(orjson.loads(earlier) if earlier else ()), *_items(fields)]
+    own = _items(fields)
+    items = [*(orjson.loads(earlier) if earlier else ()), *own]
     check_count("input", items, _MAX_ITEMS)
     converted: dict[str, Any] = {"model": fields.name("model"), "messages": _messages(fields, items)}
     if "max_output_tokens" in fields:
@@ -118,7 +121,7 @@ def read_response(body: Buffer, earlier: Buffer = b"") -> ResponseCall | str:
     chat = chat._replace(wanted=chat.wanted._replace(unknown=unknown))
     echo = {name: fields.values.get(name, default) for name, default in _DEFAULTS.items()}
     sealed = _ENCRYPTED in fields.array("include", _MAX_INCLUDED)
-    return ResponseCall(chat, echo, orjson.dumps(items), fields.flag("store", True), sealed, kinds)
+    return ResponseCall(chat, echo, orjson.dumps(own), previous, fields.flag("store", True), sealed, kinds)
 
 
 def sealed_thought(text: str) -> str:

@@ -116,7 +116,10 @@ hasLanguageModel().then((has) => {
 server.get("v2/quota").then(({ tenants = [], ledger = false }) => {
   document.querySelector('header nav [href="#/tenants"]').hidden = !tenants.length;
   document.querySelector('header nav [href="#/usage"]').hidden = !ledger;
-}, () => {});
+}, ({ status }) => {
+  // There are tenants. The pages tell what key their figures need.
+  for (const page of ["tenants", "usage"]) document.querySelector(`header nav [href="#/${page}"]`).hidden = status !== 403;
+});
 server.get("v2").then(({ name, version }) => {
   document.getElementById("server").textContent = name;
   document.getElementById("server").title = `Nerite ${version}`;
