@@ -33,6 +33,7 @@ BY_THE_PROGRAM: Final = {
     "transports/limits.py:closed", "transports/limits.py:refused", "fronts/front_connection.py:figures",
     "transports/grpc/messages.py:head_with_encoding", "llm/openai/chat_templates.py:_environment",
     "router/placement.py:steps", "router/pools.py:holds", "router/pools.py:picks",
+    "router/pools.py:exchanges",  # one for each request that is at a member
     "router/pools.py:refused", "router/pools.py:retries", "router/grpc_service.py:_blocks",
     "functions/embedded.py:ports", "functions/model_function.py:_config", "functions/server.py:_functions",
     "functions/server.py:_keys", "pytriton/triton.py:_keys", "tritonserver/server.py:_models",
