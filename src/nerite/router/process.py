@@ -166,6 +166,8 @@ class RouterProcess(PoolProcess):
         guard = BrowserGuard(router.cors_origins, hosts, _HOST_REMEDY, _ORIGIN_REMEDY)
         cors = Cors(router.cors_origins, ()) if router.cors_origins else None
         self._policy, self._admission = _admission(settings)
+        if self._admission is not None and self._admission.tenants.shared is not None:
+            self.loops.add(self._admission.tenants.shared.loop)
         self._member_key = first_key(router.member_key_file)
         self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
         self._accounting = None
