@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from nerite.config.rollout_spec import RolloutSpec, spec_of
-from nerite.core.errors import Conflict, NeriteError, NotFound
+from nerite.core.errors import Conflict, NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.exposition import Page
@@ -46,6 +46,7 @@ _SAVE_EVERY: Final = 10
 CLEAR: Final = "clear"
 """The command that forgets a rollout which has ended."""
 COMMANDS: Final = (*map(str, RolloutCommand), CLEAR)
+_STATE: Final = "the files with the state"
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _WARNED: Final = frozenset((RolloutState.ROLLED_BACK, RolloutState.ABORTED, RolloutState.INCONCLUSIVE))
 
@@ -134,10 +135,17 @@ class RolloutController:
                 self._versions.free_stuck(self._clock())
             with self.loop.step("the files of routes"):
                 self._follow_files()
-            with self.loop.step("the files with the state"):
-                self._writer.write_later()
+            if self.loop.admits(_STATE):
+                with self.loop.step(_STATE):
+                    self._write_rest()
             with self.loop.step("the rollouts that configurations declare"):
                 self._declarations.see(await asyncio.to_thread(self._declarations.read))
+
+    def _write_rest(self) -> None:
+        """Write what could not be written. Raises ``Unavailable`` with the reason, so that it is tried less often."""
+        self._writer.write_later()
+        if self._writer.problem:
+            raise Unavailable(self._writer.problem)
 
     def close(self) -> None:
         """Save the evidence so far. Blocks."""

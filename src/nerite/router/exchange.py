@@ -135,7 +135,20 @@ class RoutedExchange:
 
     def begin(self, arrived_ns: int = 0) -> None:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
-        self._guarded(self._begin, arrived_ns)
+        now = monotonic_ns()
+        self._began_ns = arrived_ns or now
+        try:
+            if self._timeout:
+                self._timer = asyncio.get_running_loop().call_later(self._timeout, self._too_late)
+            if self._gate is None or self._asks is None or not self._table.may_serve(self.request.model):
+                self._start(now)
+                return
+            self._admission = admission = self._gate.submit(self._asks, self)
+            if not admission.offer():
+                self._held = True
+                self._gate.hold(admission)
+        except Exception as error:
+            self.abandon(error)
 
     def _guarded(self, step: Callable[[Any], None], argument: object) -> None:
         """Do a step. Nothing that it raises reaches the caller, who has other requests."""
@@ -143,19 +156,6 @@ class RoutedExchange:
             step(argument)
         except Exception as error:
             self.abandon(error)
-
-    def _begin(self, arrived_ns: int) -> None:
-        now = monotonic_ns()
-        self._began_ns = arrived_ns or now
-        if self._timeout:
-            self._timer = asyncio.get_running_loop().call_later(self._timeout, self._too_late)
-        if self._gate is None or self._asks is None or not self._table.may_serve(self.request.model):
-            self._start(now)
-            return
-        self._admission = admission = self._gate.submit(self._asks, self)
-        if not admission.offer():
-            self._held = True
-            self._gate.hold(admission)
 
     def admitted(self, level: str, order: int) -> None:
         """Send the request: admission control has admitted it."""
@@ -583,11 +583,12 @@ class RoutedExchange:
     def _finish(self, ending: TicketEnding, recorded: Ending) -> None:
         self._over = True
         self._first = self._second = None
-        account, self.account = self.account, None
-        admission, self._admission = self._admission, None
-        for timer in (self._timer, self._retry_timer):
-            if timer is not None:
-                timer.cancel()
+        account, admission = self.account, self._admission
+        self.account = self._admission = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._timer = self._retry_timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)

@@ -187,7 +187,7 @@ def test_a_state_that_could_not_be_written_is_written_later(tmp_path: Path, monk
         await until(lambda: "incident" in world.writer.problem and saved("b") == "paused")
         assert saved("a") == "running"
         world.broken = ""
-        await until(lambda: saved("a") == "paused")
-        assert not world.writer.problem
+        await until(lambda: saved("a") == "paused" and not world.writer.problem)
+        await until(lambda: not world.made.loop.failing)
 
     run(tmp_path, monkeypatch, work)
