@@ -150,6 +150,11 @@ class ServerComponents:
         self.ports = ServerPorts(
             *(server, options, self._key_files, callers, self._gpu_metrics, self._fronts, self.rollouts)
         )
+        self.ports.loops = self.loops
+        if server.demand is not None:
+            self.loops.add(server.demand.decisions)
+        if tenants.shared is not None:
+            self.loops.add(tenants.shared.loop)
         server.on_header_names_changed = self.ports.forget
         return server
 

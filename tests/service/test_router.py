@@ -462,3 +462,24 @@ def test_metrics_count_what_was_sent(tmp_path: Path) -> None:
         assert found["nerite_router_decision_seconds_count"] == 4
         assert found['nerite_router_members_ready{pool="main"}'] == 1
         assert found["nerite_route_cpu_seconds_total"] > 0
+
+
+def test_a_member_that_falls_silent(tmp_path: Path) -> None:
+    """It has accepted the request: the client is told after the idle-timeout, and nothing is left of the request."""
+
+    def answer(asked: Received, connection: socket.socket) -> None:
+        if asked.path != INFER:
+            connection.sendall(events("one", end=False))
+        connection.recv(1)
+
+    with stand_ins(1, answer) as (member,), routed(tmp_path, member, idle_timeout="300ms") as router:
+        status, _, body = router.ask("POST", INFER, b"{}")
+        place = f"member '{member.address}' of pool 'main' has sent nothing for 0.3 s, the idle-timeout of the pool"
+        assert status == 504 and json.loads(body) == {"error": place}
+        _, _, body = router.ask("POST", "/v1/chat/completions", CHAT)
+        first, last = body.decode().removesuffix("\n\n").split("\n\n")
+        assert first == "data: one" and place in last
+        for _ in range(2):
+            assert member.closed.acquire(timeout=PATIENCE)
+        assert samples(router, "nerite_router_under_way") == {'nerite_router_under_way{pool="main"}': 0}
+        assert router.ready()

@@ -403,3 +403,43 @@ def test_the_load_of_a_member_is_asked_for_and_kept_from_those_who_did_not_ask(t
         assert raw.ask(REQUEST)[0] == 0
         assert "endpoint-load-metrics-format" not in member.calls[-1].headers, "tensors have no engine"
         raw.close()
+
+
+def test_a_member_that_falls_silent(tmp_path: Path) -> None:
+    def begin(call: StandInCall) -> None:
+        if call.headers[":path"] == STREAM:
+            call.begin()
+            call.send(ANSWER)
+
+    with grpc_stand_ins(at_end(begin)) as (member,), routed(tmp_path, member, idle_timeout='"300ms"') as router:
+        raw = RawGrpc(router)
+        silent = f"member '{member.address}' of pool 'main' has sent nothing for 0.3 s, the idle-timeout of the pool"
+        assert raw.ask(REQUEST) == (4, silent)
+        assert raw.ask(REQUEST, STREAM) == (4, silent)
+        eventually(lambda: all(call.reset for call in member.calls))
+        assert samples(router, "nerite_router_under_way") == {'nerite_router_under_way{pool="main"}': 0}
+        raw.close()
+
+
+def test_a_stream_on_which_nothing_is_asked_may_be_idle(tmp_path: Path) -> None:
+    """Clients keep streams open for later requests."""
+
+    def answer(call: StandInCall, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.DataReceived) and event.data and call.headers[":path"] == STREAM:
+            if len(call.body) == len(framed(REQUEST)):
+                call.begin()
+            call.send(ANSWER)
+
+    with grpc_stand_ins(answer) as (member,), routed(tmp_path, member, idle_timeout='"200ms"') as router:
+        raw, other = RawGrpc(router), RawGrpc(router)
+        stream = raw.begin(STREAM)
+        raw.send(stream, framed(REQUEST))
+        while stream not in raw.headers:
+            raw.hear()
+        for _ in range(2):  # each takes the idle-timeout
+            assert other.ask(REQUEST)[0] == 4
+        assert stream not in raw.ended and not member.calls[0].reset
+        raw.send(stream, framed(REQUEST))
+        eventually(lambda: len(member.calls[0].body) == 2 * len(framed(REQUEST)))
+        raw.close()
+        other.close()

@@ -21,6 +21,7 @@ from nerite.admission.lease_book import TICKS, LeaseBook
 from nerite.admission.leases import Lease
 from nerite.admission.policy import SharedQuotaSettings
 from nerite.core.errors import Unsupported
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.redis.settings import RedisSettings
 
@@ -60,6 +61,8 @@ class SharedQuotas:
         """Number of exchanges with Redis."""
         self.failures = 0
         """Number of exchanges that failed."""
+        self.loop = WorkLoop("quotas", waiting=lambda: 0 if self._timer is None else 1)
+        """Its progress does not depend on Redis: while Redis is away, the server admits by its share."""
         self._loop = loop
         self._client = RedisClient(
             _connection_settings(settings.redis),
@@ -86,6 +89,7 @@ class SharedQuotas:
         """Give all leases back if Redis answers soon, and close the connection."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         command, connection = self.book.last_exchange(monotonic_ns()), self._client.connection
         if command is not None and connection is not None:
             answered = asyncio.Event()
@@ -105,8 +109,9 @@ class SharedQuotas:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
-        self.book.tick(monotonic_ns(), _month())
-        self._exchange()
+        with self.loop.step("leases"):
+            self.book.tick(monotonic_ns(), _month())
+            self._exchange()
 
     def _exchange(self) -> None:
         connection = self._client.connection
@@ -128,12 +133,18 @@ class SharedQuotas:
         except ValueError as error:
             self.failures += 1
             self._client.drop(OSError(f"it refuses to share quotas: {error}"))
+        except Exception as error:  # a new connection begins with an exchange of its own
+            self.failures += 1
+            self.loop.failed("the reply of Redis", error, tries=0)
+            self._client.drop(OSError("its reply could not be taken"))
         else:
+            self.loop.succeeded("the reply of Redis")
             self._offer_again()
 
     def _offer_again(self) -> None:
-        for call in self.on_answer:
-            call()
+        for number, call in enumerate(self.on_answer, 1):
+            with self.loop.step(f"queue {number} of requests that wait for quota"):
+                call()
 
     def _connection_changed(self) -> None:
         if self._client.connection is not None:

@@ -137,6 +137,7 @@ _POOL: Final[Mapping[str, TableKey]] = {
     "kind": TableKey("kind", read_one_of([str(kind) for kind in ServerKind])),
     "grpc-port": TableKey("grpc_port", read_port),
     "health-interval": TableKey("health_interval", read_interval),
+    "idle-timeout": TableKey("idle_timeout", duration_of),
     "classes": TableKey("classes", read_names),
     "serves": TableKey("serves", read_names),
     "borrows": TableKey("borrows", read_flag),

@@ -203,6 +203,8 @@ class PoolSettings:
     scale_target: ScaleTarget | None = None
     """Workload of Kubernetes whose replicas follow ``scaling``; None: somebody else sees to it."""
     health_interval: float = 2.0
+    idle_timeout: float = 600.0
+    """Time without a byte from a member after which a request there fails; 0: never."""
     classes: tuple[str, ...] = ()
     """Only requests of these classes (header ``x-nerite-class``) come here; empty: all."""
     serves: tuple[str, ...] = ()

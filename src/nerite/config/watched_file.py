@@ -19,7 +19,7 @@ from nerite.core.background import BackgroundWork
 from nerite.core.work_loop import WorkLoop
 
 Finding = TypeVar("Finding")
-_POLL_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Seconds between two readings of a file."""
 
 
@@ -33,6 +33,8 @@ class WatchedFile(ABC, Generic[Finding]):
         """``found`` is the result of the first reading, which the owner has checked."""
         self.path = path
         self._last = self._settled = found
+        self._untold = False
+        """A change that counts was not told yet, because that failed."""
 
     def see(self, found: Finding) -> bool:
         """Record the result of a reading; return whether it is new and equal to that of the reading before."""
@@ -40,9 +42,19 @@ class WatchedFile(ABC, Generic[Finding]):
         self._last = found
         if not twice or found == self._settled:
             return False
-        self._settled = found
         self._take(found)
+        self._settled = found
         return True
+
+    def follow(self, found: Finding, changed: Callable[[], None]) -> None:
+        """Record the result of a reading, and call ``changed`` after a change that counts.
+
+        What either raises leaves this method, and is tried again with the next reading.
+        """
+        self._untold = self.see(found) or self._untold
+        if self._untold:
+            changed()
+            self._untold = False
 
     @abstractmethod
     def _take(self, found: Finding) -> None:
@@ -80,10 +92,10 @@ def read_content(path: str, most: int) -> FileContent:
 async def watch_files(file: WatchedFile[Finding], changed: Callable[[], None], loop: WorkLoop) -> None:
     """Read a file periodically, and call ``changed`` after each change that counts."""
     while True:
-        await asyncio.sleep(_POLL_SECONDS)
-        with loop.step(file.path):
-            if file.see(await asyncio.to_thread(file.poll)):
-                changed()
+        await asyncio.sleep(POLL_SECONDS)
+        if loop.admits(file.path):
+            with loop.step(file.path):
+                file.follow(await asyncio.to_thread(file.poll), changed)
 
 
 def watched(file: WatchedFile[Finding], changed: Callable[[], None]) -> BackgroundWork:

@@ -34,11 +34,11 @@ class _ServiceEndpoints:
             log.warning(f"pool '{pool.name}': service {service} {problem}")
         self._problem = problem
         if members != self._members:
-            self._members = members
             draining = sum(member.drain for member in members)
             ending = f", of which {draining} are terminating" if draining else ""
             log.info(f"pool '{pool.name}': service {service} has {len(members)} members{ending}")
             self._take(members)
+            self._members = members  # only now, or members that could not be taken would not be tried again
 
 
 async def watch_endpoints(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.work_loop import WorkLoop
 from nerite.kubernetes.api_client import ApiClient, KubernetesError
 from nerite.observability.log import log
 from nerite.scheduling.backoff import ExponentialBackoff, jittered
@@ -138,24 +139,32 @@ class ObjectWatch:
                 break
         self._changed(self._watched.objects)
 
-    async def run(self) -> None:
+    async def run(self, loop: WorkLoop) -> None:
         """Follow the objects until it is cancelled."""
         while True:
-            try:
-                if not self._watched.version:
-                    await self.list()
-                began = monotonic()
-                await self._watch()
-                if monotonic() - began < _SHORT:
-                    await asyncio.sleep(self._delay())
-                else:
-                    self._backoff.succeeded()
-            except NeriteError as error:
-                if isinstance(error, KubernetesError) and error.status in (404, 410):
-                    self._watched.expire()
-                else:
-                    log.warning(f"{error.message}. What was known last stays")
+            with loop.step(self._path):
+                await self._follow()
+                continue
+            self._watched.expire()  # so that what could not be taken comes again with a list
+            await asyncio.sleep(self._delay())
+
+    async def _follow(self) -> None:
+        """List the objects if that is needed, and watch them until the server ends that."""
+        try:
+            if not self._watched.version:
+                await self.list()
+            began = monotonic()
+            await self._watch()
+            if monotonic() - began < _SHORT:
                 await asyncio.sleep(self._delay())
+            else:
+                self._backoff.succeeded()
+        except NeriteError as error:
+            if isinstance(error, KubernetesError) and error.status in (404, 410):
+                self._watched.expire()
+            else:
+                log.warning(f"{error.message}. What was known last stays")
+            await asyncio.sleep(self._delay())
 
     async def _watch(self) -> None:
         seconds = random.randint(_WATCH_SECONDS, 2 * _WATCH_SECONDS)

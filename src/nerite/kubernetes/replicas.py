@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Final
 
 from nerite.cluster.kubernetes_names import ScaleTarget
-from nerite.core.errors import NeriteError, Unavailable
+from nerite.core.errors import Unavailable
 from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.kubernetes.api_client import ApiClient
 from nerite.observability.log import log
@@ -40,8 +40,13 @@ class ReplicaActuator:
     def __init__(self, client: ApiClient, target: ScaleTarget) -> None:
         self._client = client
         self.target = target
-        self.loop = WorkLoop("autoscaling", str(target), stall_seconds=STALL_SECONDS + 3 * _CHECK_SECONDS)
         self._wanted: int | None = None
+        self.loop = WorkLoop(
+            "autoscaling",
+            str(target),
+            waiting=lambda: 0 if self._wanted is None else 1,
+            stall_seconds=STALL_SECONDS + 3 * _CHECK_SECONDS,
+        )
         self._changed = asyncio.Event()
 
     def want(self, count: int) -> None:
@@ -57,13 +62,11 @@ class ReplicaActuator:
             delay = _CHECK_SECONDS
             self._changed.clear()
             if self._wanted is not None:
-                try:
+                delay = jittered(backoff.failed(monotonic()))
+                with self.loop.step("replicas"):
                     await self._apply(self._wanted)
                     backoff.succeeded()
-                except NeriteError as error:
-                    delay = jittered(backoff.failed(monotonic()))
-                    log.warning(f"{self.target} is not scaled to {self._wanted}: {error.message}")
-            self.loop.advanced()
+                    delay = _CHECK_SECONDS
             await self._wait(delay)
 
     async def _apply(self, wanted: int) -> None:

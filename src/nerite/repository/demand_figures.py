@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from nerite.core.sizes import size_text
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.histogram import Histogram
 from nerite.scheduling.model_residency import ModelResidency
 
 _BOUNDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Seconds."""
+
+
+_REASONS: Final = {
+    "memory": "another model needs its memory, and it was the least recently used",
+    "drained": "another model needs its memory, and no other was idle; its requests have been answered",
+    "keep-alive": "it had no request for as long as its keep-alive",
+}
+_log = logging.getLogger("nerite.repository")
 
 
 class DemandFigures:
@@ -33,6 +43,21 @@ class DemandFigures:
         """Returns the number of requests that have waited for models so far."""
         self.refused: Callable[[], int] = lambda: 0
         """Returns the number of requests whose wait was refused, or has ended without their model."""
+
+    def log_loaded(self, name: str, seconds: float) -> None:
+        """Log what a model takes, and what is used of the budget."""
+        took = " and ".join(f"{size_text(size)} of {place}" for place, size in self.residency.size(name).items())
+        used = self.residency.used_bytes()
+        rest = ", ".join(
+            f"{size_text(used.get(place, 0))} of {size_text(limit)} of {place} memory are used"
+            for place, limit in self.residency.budget.items()
+        )
+        _log.info("loaded '%s' on demand in %.2f s; it takes %s memory; %s", name, seconds, took or "no", rest)
+
+    def evicted(self, name: str, reason: str) -> None:
+        """Count and log that a model was unloaded."""
+        self.evictions[reason] += 1
+        _log.info("evicted '%s': %s", name, _REASONS[reason])
 
     def sizes(self, place: str) -> dict[str, int]:
         """Return what each model that is in memory or asleep takes of a place."""

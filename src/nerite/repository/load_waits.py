@@ -102,7 +102,12 @@ class LoadWaits:
                 seconds, too_late = max(left, 0.0), True
         held.timer = asyncio.get_running_loop().call_later(seconds, self._expire, held, too_late)
         if before is None or order < before:
-            self.on_wanted(absent.model, self._claims(absent.model))
+            try:
+                self.on_wanted(absent.model, self._claims(absent.model))
+            except Exception as error:  # nobody will load the model
+                failure = report("admission", error, f"while model '{absent.model}' was asked for")
+                self.leave(held)
+                self._call(give_up, failure)
         return held if held.number in self._held.get(absent.model, {}) else None
 
     def hold_request(self, absent: NotLoaded, request: InferenceRequest, go_on: GoOn) -> None:
@@ -154,14 +159,17 @@ class LoadWaits:
             held.timer.cancel()
         if not waiting:
             del self._held[held.model]
-            self.on_wanted(held.model, {})
+            self._call(self.on_wanted, held.model, {})
 
     def offer(self, is_loaded: Callable[[str], bool]) -> None:
         """Let the requests go on whose models are loaded, those of the best class first."""
         for model in self.models:
-            if is_loaded(model):
-                for held in self._take(model):
-                    self._call(held.go_on)
+            self._call(self._offer_one, model, is_loaded)
+
+    def _offer_one(self, model: str, is_loaded: Callable[[str], bool]) -> None:
+        if is_loaded(model):
+            for held in self._take(model):
+                self._call(held.go_on)
 
     def fail(self, model: str, error: NeriteError) -> None:
         """End the requests that wait for a model with an error."""
@@ -215,7 +223,10 @@ class LoadWaits:
     def _expire(self, held: HeldCall, too_late: bool) -> None:
         self.leave(held)
         self.refused += 1
-        why = self.obstacle_to(held.model) or "its load has not ended"
+        try:
+            why = self.obstacle_to(held.model) or "its load has not ended"
+        except Exception as error:  # the request must be answered all the same
+            why = report("admission", error, f"while a request gave up to wait for model '{held.model}'").message
         if too_late:
             self._call(
                 held.give_up, DeadlineExceeded(f"model '{held.model}' was not loaded before the deadline: {why}")

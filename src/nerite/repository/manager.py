@@ -21,7 +21,7 @@ from nerite.config.model_config import ModelVersionPolicy
 from nerite.config.options import RepositoryOptions
 from nerite.config.validate_ensemble import circular_ensembles
 from nerite.core.errors import InvalidArgument, NeriteError
-from nerite.core.failures import system_error
+from nerite.core.failures import report, system_error
 from nerite.models.running_version import RunningVersion
 from nerite.observability.load_times import load_of, log_loaded, stage
 from nerite.repository import catalogue, refusals
@@ -118,12 +118,13 @@ class ModelManager:
 
     async def load_all(self, names: Iterable[str]) -> list[tuple[str, NeriteError]]:
         """Load models concurrently; return the failures."""
-        names = list(names)
-        loading = LoadingRound(self._load_named, self._waits)
+        loading, names = LoadingRound(self._load_named, self._waits), list(names)
         outcomes = await asyncio.gather(*map(loading.load, names), return_exceptions=True)
         self._finish_round(loading, names)
         failures = []
         for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, NeriteError):
+                outcome = report("loop", outcome, f"in the load of model '{name}'")
             if isinstance(outcome, NeriteError):
                 failures.append((name, outcome))
             elif outcome is not None:

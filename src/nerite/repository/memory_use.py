@@ -285,6 +285,8 @@ class MeasuredLoads:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.unwritten = False
+        """Something has changed since the file was written."""
         self._found: dict[str, MeasuredLoad] = {}
         self._problem = ""
 
@@ -311,9 +313,11 @@ class MeasuredLoads:
     def put(self, name: str, load: MeasuredLoad) -> None:
         """Replace the measurement of a model."""
         self._found[name] = load
+        self.unwritten = True
 
     def encoded(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the file, to be written now."""
+        self.unwritten = False
         return orjson.dumps({"version": 1, "models": self._found}, list, orjson.OPT_INDENT_2)
 
     def write(self, content: bytes) -> None:
@@ -324,9 +328,43 @@ class MeasuredLoads:
             new.write_bytes(content)
             new.rename(self.path)
         except OSError as error:
+            self.unwritten = True
             if not self._problem:
                 _log.warning("measured sizes of models cannot be kept for the next start: %s", error)
             self._problem = str(error)
+
+
+class OverlappingLoads:
+    """The loads in progress, and which models others have loaded during each: the growth of memory is theirs, too."""
+
+    def __init__(self) -> None:
+        self._loading: dict[object, Sequence[str]] = {}
+        """The models of each load; none once they are loaded and only have to be measured."""
+        self._others: dict[object, set[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._loading)
+
+    def begin(self, load: object, models: Sequence[str]) -> None:
+        """Note that models begin to be loaded."""
+        others = {each for members in self._loading.values() for each in members}
+        for each in self._others.values():
+            each.update(models)
+        self._others[load] = others.difference(models)
+        self._loading[load] = models
+
+    def loaded(self, load: object) -> list[str]:
+        """Return the models of loads that overlapped with one that has ended, except for its measurement.
+
+        A load that begins meanwhile finds the memory in use: they do not overlap.
+        """
+        self._loading[load] = ()
+        return sorted(self._others.pop(load, ()))
+
+    def end(self, load: object) -> None:
+        """Forget a load, however it has ended."""
+        self._loading.pop(load, None)
+        self._others.pop(load, None)
 
 
 def measurements_file(repositories: Sequence[str], environment: Mapping[str, str]) -> Path:

@@ -31,6 +31,7 @@ from nerite.repository.memory_use import (
     MemoryGauge,
     MemoryUse,
     ModelMemory,
+    OverlappingLoads,
     expected_rest,
     grown,
 )
@@ -41,6 +42,8 @@ from nerite.scheduling.residency_table import HOST, Amounts, Residence
 _log = logging.getLogger("nerite.repository")
 _POLL_SECONDS: Final = 0.05
 """Between two looks whether a busy model has become idle, while another waits for its memory."""
+_RETRY_SECONDS: Final = 0.5
+"""After which what to load is decided again if that has failed."""
 _MEASURE_SECONDS: Final = 10.0
 _NS: Final = 1_000_000_000
 
@@ -63,7 +66,9 @@ class OnDemandModels:
         self._measured = measured
         self._options = options
         self._loader = loader
-        self.loop = WorkLoop("demand", stall_seconds=STALL_SECONDS + 3 * _MEASURE_SECONDS)
+        self.loop = WorkLoop("demand", "measurements", stall_seconds=STALL_SECONDS + 3 * _MEASURE_SECONDS)
+        self.decisions = WorkLoop("demand", "loads", waiting=lambda: len(self._undecided), essential=True)
+        """Decides what is loaded. Without it requests would wait in vain for models that are not in memory."""
         self.residency = ModelResidency(gauge.budget(options.host_budget, options.gpu_budget), options.load_threads)
         """Which models are in memory, and which are wanted."""
         self.figures = DemandFigures(self.residency)
@@ -77,10 +82,7 @@ class OnDemandModels:
         """What waits for each model, by process."""
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         """Loads that were ordered rather than wanted by requests."""
-        self._loading: dict[object, list[str]] = {}
-        """The models of each load in progress; none once they are loaded and only have to be measured."""
-        self._overlapped: dict[object, set[str]] = {}
-        """The models that were loaded by others during each load in progress."""
+        self._loading = OverlappingLoads()
         self._memory = ModelMemory(gauge, lambda: [*manager.running(), *manager.sleeping.all()], loader)
         self._wake_seconds: dict[str, float] = {}
         """How long models took to wake."""
@@ -90,7 +92,6 @@ class OnDemandModels:
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._unwritten = False
         self._stopped = False
 
     # What is asked for.
@@ -176,12 +177,8 @@ class OnDemandModels:
         if not self._models:
             return failures
         budget = ", ".join(f"{size_text(size)} of {place}" for place, size in self.residency.budget.items())
-        _log.info(
-            "%d models are loaded on demand, %d are pinned, within a budget of %s memory",
-            len(self._models) - len(pinned),
-            len(pinned),
-            budget,
-        )
+        text = "%d models are loaded on demand, %d are pinned, within a budget of %s memory"
+        _log.info(text, len(self._models) - len(pinned), len(pinned), budget)
         return failures
 
     async def run(self) -> None:
@@ -204,17 +201,22 @@ class OnDemandModels:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._unwritten:
+        if self._measured.unwritten:
             self._measured.write(self._measured.encoded())
 
     def _follow(self, found: dict[str, SurveyedModel]) -> None:
         """Take over what the survey has found."""
         now = {each.name: each for each in demanded(found)}
-        for name, each in now.items():
+        for name, each in list(now.items()):
             if self._models.get(name) != each:
-                self._describe(each)
-                if self.residency.residence(name) is Residence.ASLEEP:
-                    self._run(self._end_sleep(name))
+                with self.loop.step(f"the description of '{name}'"):
+                    self._describe(each)
+                    if self.residency.residence(name) is Residence.ASLEEP:
+                        self._run(self._end_sleep(name))
+                    continue
+                del now[name]  # so that it counts as new when the repositories are read again
+                if name in self._models:
+                    now[name] = self._models[name]
         self.adopt()
         for name in self._models.keys() - now.keys():
             for record in self._manager.records.all_named(name):
@@ -267,32 +269,43 @@ class OnDemandModels:
         if self._stopped:
             return
         now = time.monotonic_ns()
+        seconds = _RETRY_SECONDS
+        with self.decisions.step("decisions"):
+            self._decide(now)
+            seconds = self._next_seconds(now)
+        if seconds < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._act)
+
+    def _decide(self, now: int) -> None:
         self._reconcile(now)
-        leaving: list[ResidencyOrder] = []
-        for order in self.residency.decide(now, self._activity):
+        orders = self.residency.decide(now, self._activity)
+        for order in orders:
             if order.step is Step.LOAD:
                 self._run(self._load(order.model))
             elif order.step is Step.REFUSE:
-                self.figures.loads["refused"] += 1
-                text = f"model '{order.model}' cannot be loaded: {order.reason}"
-                _log.warning("%s", text)
-                self._in_vain(order.model, Unavailable(text))
-            else:
-                leaving.append(order)
-        if leaving:
+                with self.decisions.step(f"the refusal of '{order.model}'"):
+                    self._refuse(order)
+        if leaving := [order for order in orders if order.step not in (Step.LOAD, Step.REFUSE)]:
             self._run(self._dismiss(leaving))
-        self._set_timer(now)
 
-    def _set_timer(self, now_ns: int) -> None:
-        """Look again when a model that is in the way may have become idle, or has not been used for long enough."""
-        seconds = []
-        if any(self.residency.residence(name) is Residence.ABSENT for name in self.residency.wanted):
-            seconds.append(_POLL_SECONDS)
+    def _refuse(self, order: ResidencyOrder) -> None:
+        self.figures.loads["refused"] += 1
+        text = f"model '{order.model}' cannot be loaded: {order.reason}"
+        _log.warning("%s", text)
+        self._in_vain(order.model, Unavailable(text))
+
+    @property
+    def _undecided(self) -> list[str]:
+        """The models that requests wait for, and that are not being loaded."""
+        return [name for name in self.residency.wanted if self.residency.residence(name) is Residence.ABSENT]
+
+    def _next_seconds(self, now_ns: int) -> float:
+        """Return when a model that is in the way may have become idle, or has not been used for long enough."""
+        seconds = [_POLL_SECONDS if self._undecided else math.inf]
         next_ns = self.residency.next_change_ns(now_ns)
         if next_ns is not None:
             seconds.append(max((next_ns - now_ns) / _NS, _POLL_SECONDS))
-        if seconds:
-            self._timer = asyncio.get_running_loop().call_later(min(seconds), self._act)
+        return min(seconds)
 
     def _reconcile(self, now_ns: int) -> None:
         """Note when models were used, and which were unloaded by clients."""
@@ -330,16 +343,13 @@ class OnDemandModels:
 
     async def _load(self, name: str) -> None:
         """Load a model, and measure it."""
-        members = [name, *(each for each in self.residency.closure(name) if not self._versions(each) and each != name)]
         load = object()
-        overlapped = self._overlapped[load] = {each for others in self._loading.values() for each in others}
-        for others in self._overlapped.values():
-            others.update(members)
-        overlapped.difference_update(members)
-        self._loading[load] = members
-        before = await self._in_loader(self._gauge.use)
-        began = time.monotonic()
         try:
+            members = [name, *(each for each in self.residency.closure(name) if each != name)]
+            members = [each for each in members if each == name or not self._versions(each)]
+            self._loading.begin(load, members)
+            before = await self._in_loader(self._gauge.use)
+            began = time.monotonic()
             woken = {each for each in members if await self._manager.sleeping.wake(each)}
             if name not in woken:
                 await self._manager.load(name)
@@ -360,17 +370,14 @@ class OnDemandModels:
             self._loaded(name, members, seconds, ended_ns)
             self.figures.loads["loaded"] += 1
             self.figures.load_seconds.note(seconds)
-            # A load that begins while this one is measured finds its memory in use: they do not overlap.
-            del self._overlapped[load]
-            self._loading[load] = []
+            others = self._loading.loaded(load)
             after = await self._in_loader(self._gauge.use)
             growth = grown(before, after)
             members = [each for each in members if each not in woken]
-            await self._measure_load(members, sorted(overlapped), growth)
-            self._tell(name, seconds)
+            await self._measure_load(members, others, growth)
+            self.figures.log_loaded(name, seconds)
         finally:
-            del self._loading[load]
-            self._overlapped.pop(load, None)
+            self._loading.end(load)
             self._act_soon()
 
     def _loaded(self, name: str, members: list[str], seconds: float, ended_ns: int) -> None:
@@ -411,16 +418,6 @@ class OnDemandModels:
         known = self._models.get(name)
         if known is not None and known.digest:
             self._measured.put(name, MeasuredLoad(known.digest, dict(size), seconds))
-            self._unwritten = True
-
-    def _tell(self, name: str, seconds: float) -> None:
-        took = " and ".join(f"{size_text(size)} of {place}" for place, size in self.residency.size(name).items())
-        used = self.residency.used_bytes()
-        rest = ", ".join(
-            f"{size_text(used.get(place, 0))} of {size_text(limit)} of {place} memory are used"
-            for place, limit in self.residency.budget.items()
-        )
-        _log.info("loaded '%s' on demand in %.2f s; it takes %s memory; %s", name, seconds, took or "no", rest)
 
     def _failed(self, name: str, error: NeriteError) -> None:
         self.figures.loads["failed"] += 1
@@ -446,30 +443,36 @@ class OnDemandModels:
     async def _dismiss(self, orders: Iterable[ResidencyOrder]) -> None:
         """Unload models in this order, or put them to sleep; one that has got a request meanwhile stays."""
         for order in orders:
-            idle = order.step is not Step.DRAIN
-
-            def stays(model: str = order.model, worst: Activity = Activity.IDLE if idle else Activity.WORKS) -> bool:
-                return any(self._activity(each) > worst for each in self.residency.needed_by(model))
-
-            if order.step is Step.SLEEP and await self._put_to_sleep(order.model, stays):
+            with self.decisions.step(f"the end of '{order.model}'"):
+                await self._dismiss_one(order)
                 continue
-            closing: list[asyncio.Task[None]] = []
-            kept = False
-            for record in self._manager.records.all_named(order.model):
-                if record.running:
-                    tasks = await self._manager.unload_one(record, unless=stays)
-                    kept = kept or bool(record.running and not record.going)
-                    closing += tasks
-            if kept:
-                self.residency.kept(order.model, time.monotonic_ns())
-                continue
-            await self._manager.sleeping.unload(order.model)
-            reason = "drained" if order.step is Step.DRAIN else order.reason
-            self.figures.evictions[reason] += 1
-            _log.info("evicted '%s': %s", order.model, _REASONS[reason])
-            if not idle and closing and self.residency.closure(order.model) != [order.model]:
-                await asyncio.wait(closing)  # its requests still need the models behind it
-            self._run(self._closed(order.model, closing))
+            if self.residency.residence(order.model) is Residence.LEAVING:
+                self.residency.kept(order.model, time.monotonic_ns())  # else nobody could want it any more
+
+    async def _dismiss_one(self, order: ResidencyOrder) -> None:
+        idle = order.step is not Step.DRAIN
+
+        def stays(model: str = order.model, worst: Activity = Activity.IDLE if idle else Activity.WORKS) -> bool:
+            return any(self._activity(each) > worst for each in self.residency.needed_by(model))
+
+        if order.step is Step.SLEEP and await self._put_to_sleep(order.model, stays):
+            return
+        closing: list[asyncio.Task[None]] = []
+        kept = False
+        for record in self._manager.records.all_named(order.model):
+            if record.running:
+                tasks = await self._manager.unload_one(record, unless=stays)
+                kept = kept or bool(record.running and not record.going)
+                closing += tasks
+        if kept:
+            self.residency.kept(order.model, time.monotonic_ns())
+            return
+        await self._manager.sleeping.unload(order.model)
+        reason = "drained" if order.step is Step.DRAIN else order.reason
+        self.figures.evicted(order.model, reason)
+        if not idle and closing and self.residency.closure(order.model) != [order.model]:
+            await asyncio.wait(closing)  # its requests still need the models behind it
+        self._run(self._closed(order.model, closing))
 
     async def _put_to_sleep(self, name: str, stays: Callable[[], bool]) -> bool:
         """Have a model sleep; return False if it is still there, because it works or an ensemble needs it."""
@@ -514,15 +517,19 @@ class OnDemandModels:
         if closing:
             await asyncio.wait(closing)
         self._memory.here.pop(name, None)
-        self._measure_overhead(await self._in_loader(self._gauge.use))
-        self.residency.unloaded(name)
-        self._forgotten(name)
-        self._act_soon()
+        try:
+            self._measure_overhead(await self._in_loader(self._gauge.use))
+        finally:
+            self.residency.unloaded(name)
+            self._forgotten(name)
+            self._act_soon()
 
     async def _give_back(self) -> None:
         """Give freed memory back to the system, and measure what the server's process still has of it."""
-        use = await self._memory.trim()
-        self._trimming = False
+        try:
+            use = await self._memory.trim()
+        finally:
+            self._trimming = False
         self._measure_overhead(use)
         self._act_soon()
 
@@ -532,30 +539,36 @@ class OnDemandModels:
         """Measure the workers of the models in memory again: they grow with use."""
         self.adopt()
         for name in self.residency.in_memory():
-            versions = self._versions(name)
-            now = await self._memory.of_workers(versions)
-            if not now:
-                continue
-            size = {**self.residency.size(name), **now}
-            size[HOST] = now.get(HOST, 0) + self._memory.here.get(name, 0)
-            self.residency.measured(name, size)
-            self._keep(name, size, self.residency.seconds(name))
+            with self.loop.step(f"the memory of '{name}'"):
+                await self._measure(name)
         for name in self.residency.asleep():
-            versions = self._manager.sleeping.of(name)
-            if not all(instance.usable for version in versions for instance in version.instances):
-                await self._end_sleep(name)  # a new process would take the memory of the GPU again
-                continue
-            measured = await self._memory.asleep(versions, self._files(name))
-            if self.residency.residence(name) is Residence.ASLEEP:
-                self.residency.fell_asleep(name, {**self.residency.taken(name), **measured})
+            with self.loop.step(f"the memory of '{name}', which sleeps"):
+                await self._measure_asleep(name)
         strangers = [each for each in self._manager.running() if each.name not in self.residency]
         amounts = await self._memory.of_workers(strangers)
         self._strangers = amounts.get(HOST, 0)
         self._measure_overhead(await self._in_loader(self._gauge.use))
-        if self._unwritten:
-            self._unwritten = False
+        if self._measured.unwritten:
             await self._in_loader(self._measured.write, self._measured.encoded())
         self._act_soon()
+
+    async def _measure(self, name: str) -> None:
+        """Measure the workers of a model in memory."""
+        now = await self._memory.of_workers(self._versions(name))
+        if now:
+            size = {**self.residency.size(name), **now}
+            size[HOST] = now.get(HOST, 0) + self._memory.here.get(name, 0)
+            self.residency.measured(name, size)
+            self._keep(name, size, self.residency.seconds(name))
+
+    async def _measure_asleep(self, name: str) -> None:
+        versions = self._manager.sleeping.of(name)
+        if not all(instance.usable for version in versions for instance in version.instances):
+            await self._end_sleep(name)  # a new process would take the memory of the GPU again
+            return
+        measured = await self._memory.asleep(versions, self._files(name))
+        if self.residency.residence(name) is Residence.ASLEEP:
+            self.residency.fell_asleep(name, {**self.residency.taken(name), **measured})
 
     def _measure_overhead(self, use: MemoryUse) -> None:
         """Find out what is used by the server itself, and on GPUs by other processes. Not while a load changes it."""
@@ -583,10 +596,3 @@ class OnDemandModels:
             await work
         except Exception as error:
             report("admission", error, "while a model was loaded or unloaded on demand")
-
-
-_REASONS: Final = {
-    "memory": "another model needs its memory, and it was the least recently used",
-    "drained": "another model needs its memory, and no other was idle; its requests have been answered",
-    "keep-alive": "it had no request for as long as its keep-alive",
-}

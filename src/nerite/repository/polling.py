@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from nerite.core.work_loop import WorkLoop
+from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.repository.catalogue import ModelFingerprint
 from nerite.repository.manager import ModelManager
 
@@ -78,8 +78,6 @@ class RepositoryWatch:
 _log = logging.getLogger("nerite.repository")
 _SETTLE_SECONDS: Final = SETTLE_NS / 1e9 + 0.01
 """Slightly longer than ``SETTLE_NS``, because timers may fire early."""
-_LONGEST_LOAD: Final = 900.0
-"""Seconds for which the models of one scan may load before the polling counts as stalled."""
 
 
 class Poller:
@@ -87,7 +85,10 @@ class Poller:
 
     def __init__(self, manager: ModelManager, seconds: float) -> None:
         """``seconds`` is the interval between scans while nothing changes."""
-        self.loop = WorkLoop("polling", stall_seconds=3 * seconds + _LONGEST_LOAD)
+        self._loading = False
+        """Models are being loaded, which may take as long as they need."""
+        waiting = lambda: 0 if self._loading else 1  # noqa: E731
+        self.loop = WorkLoop("polling", waiting=waiting, stall_seconds=STALL_SECONDS + 3 * seconds)
         self._manager = manager
         self._seconds = seconds
         self._watch = RepositoryWatch()
@@ -106,8 +107,12 @@ class Poller:
         known = {model: record.seen for model, record in records.items()}
         running: list[Model] = [model for model, record in records.items() if record.running or record.routed]
         findings = self._watch.compare(found, known, running, time.monotonic_ns())
-        for name, error in await manager.load_all(name for _, name in findings.changed):
-            _log.error("failed to reload '%s': %s", name, error.message)
+        self._loading = True
+        try:
+            for name, error in await manager.load_all(name for _, name in findings.changed):
+                _log.error("failed to reload '%s': %s", name, error.message)
+        finally:
+            self._loading = False
         for model in findings.gone:
-            with self.loop.step(model[1]):
+            with self.loop.step(f"the end of '{model[1]}'"):
                 await manager.unload_one(records[model])

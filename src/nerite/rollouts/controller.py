@@ -12,11 +12,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from nerite.config.rollout_spec import RolloutSpec, spec_of
-from nerite.core.errors import Conflict, NeriteError, NotFound
+from nerite.core.errors import Conflict, NeriteError, NotFound, Unavailable
 from nerite.core.failures import report
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.exposition import Page
@@ -38,7 +38,7 @@ from nerite.rollouts.webhook import Webhooks
 from nerite.routes.table import RouteTable
 from nerite.server import InferenceServer
 
-_TICK: Final = 1.0
+TICK: Final = 1.0
 """Seconds between two looks at the rollouts, and at the files beside the models. One holds the loop for less
 than a millisecond for each rollout."""
 _SAVE_EVERY: Final = 10
@@ -46,6 +46,8 @@ _SAVE_EVERY: Final = 10
 CLEAR: Final = "clear"
 """The command that forgets a rollout which has ended."""
 COMMANDS: Final = (*map(str, RolloutCommand), CLEAR)
+_STATE: Final = "the files with the state"
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _WARNED: Final = frozenset((RolloutState.ROLLED_BACK, RolloutState.ABORTED, RolloutState.INCONCLUSIVE))
 
 
@@ -71,10 +73,13 @@ class RolloutController:
         self._versions = RolloutVersions(server)
         self.loop = WorkLoop("rollouts")
         self.loop.on_discard = self._give_up
+        self.loop.woken = self._begin_again
         self._records: dict[str, RolloutRecord] = {}
-        self._declarations = Declarations(self._file_changed)
+        self._declarations = Declarations(self._file_changed, self.loop)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """What is being done for a model beside the loop: its check, or what follows the end of its rollout."""
+        self._set_aside: dict[str, tuple[RolloutRecord, str, Work]] = {}
+        """Such work that was set aside, by its name as a unit of the loop."""
         self._ticks = 0
         self._boot = uuid4().hex[:12]
         """Distinguishes this process from earlier and later ones of the same server, whose counters begin at 0."""
@@ -109,7 +114,7 @@ class RolloutController:
             self._record(run)
             log.info(f"the rollout of '{run.model}' from version {run.spec.baseline} to {run.spec.to} goes on")
             if run.rollout.state is RolloutState.CHECKING:
-                self._begin_task(record, self._check(record, run))
+                self._begin_task(record, "check", partial(self._check, record, run))
             else:
                 self._split(run)
         self._follow_files()
@@ -120,7 +125,7 @@ class RolloutController:
     async def run(self) -> None:
         """Look at the rollouts until cancelled."""
         while True:
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(TICK)
             self._ticks += 1
             for record in list(self._records.values()):
                 if self.loop.admits(record.model):
@@ -130,8 +135,17 @@ class RolloutController:
                 self._versions.free_stuck(self._clock())
             with self.loop.step("the files of routes"):
                 self._follow_files()
+            if self.loop.admits(_STATE):
+                with self.loop.step(_STATE):
+                    self._write_rest()
             with self.loop.step("the rollouts that configurations declare"):
                 self._declarations.see(await asyncio.to_thread(self._declarations.read))
+
+    def _write_rest(self) -> None:
+        """Write what could not be written. Raises ``Unavailable`` with the reason, so that it is tried less often."""
+        self._writer.write_later()
+        if self._writer.problem:
+            raise Unavailable(self._writer.problem)
 
     def close(self) -> None:
         """Save the evidence so far. Blocks."""
@@ -277,7 +291,7 @@ class RolloutController:
         log.info(f"a rollout of '{run.model}' from version {spec.baseline} to {spec.to} begins with a check")
         self._record(run)
         self._save(record)
-        self._begin_task(record, self._check(record, run))
+        self._begin_task(record, "check", partial(self._check, record, run))
 
     async def _check(self, record: RolloutRecord, run: RolloutRun) -> None:
         """Load the candidate and compare it with the baseline; begin the first step, or end the rollout."""
@@ -294,6 +308,9 @@ class RolloutController:
             blocked = ""
         except NeriteError as error:
             blocked = f"version {spec.to} was not rolled out: {error.message}"
+        except Exception as error:
+            failure = report("loop", error, f"in the check of version {spec.to} of model '{run.model}'")
+            blocked = f"version {spec.to} was not rolled out: {failure.message}"
         if run.rollout.state is not RolloutState.CHECKING:
             return  # it was aborted
         if blocked:
@@ -318,6 +335,8 @@ class RolloutController:
             self._apply(record, decision)
 
     def _tick(self, record: RolloutRecord) -> None:
+        if record.undone is not None:
+            self._apply(record, record.undone)
         run = record.active
         if run is None or run.rollout.state is RolloutState.CHECKING:
             return
@@ -338,21 +357,23 @@ class RolloutController:
         run = record.run
         assert run is not None
         state = decision.state
+        record.undone = decision
         if not state.is_end:
             if decision.reason in (RolloutReason.CHECKED, RolloutReason.HELD):
                 run.begin_step(self._clock())
             self._split(run)
         elif self._routes.get(run.model) is not None:
             self._routes.put(run.route())
+        if state.is_end:
+            record.pinned = run.winner  # until it is settled, also if the server stops before that
+            self._begin_task(record, "end", partial(self._end, record, run))
+        record.undone = None
         entry = record.note(decision, _now())
         text = f"rollout of '{run.model}' from version {run.spec.baseline} to {run.spec.to}: {state}: {decision.text}"
         (log.warning if state in _WARNED else log.info)(text, rollout=run.id, reason=str(decision.reason))
         if run.spec.webhook:
             own = record.declared is not None and record.declared.get("webhook") == run.spec.webhook
             self._webhooks.send(run.spec.webhook, entry, own=own)
-        if state.is_end:
-            record.pinned = run.winner  # until it is settled, also if the server stops before that
-            self._begin_task(record, self._end(record, run))
         self._save(record)
 
     def _split(self, run: RolloutRun) -> None:
@@ -382,7 +403,8 @@ class RolloutController:
         return {"model": record.model, "state": "cleared", "text": text}
 
     def _give_up(self, model: str) -> None:
-        """Abort a rollout that was set aside."""
+        """Abort a rollout that was set aside; ``model`` may be the name of other work, which is not done then."""
+        self._set_aside.pop(model, None)
         record = self._records.get(model)
         if record is not None and record.active is not None:
             self._apply(record, record.active.rollout.supersede("an operator, who discarded it after it had failed"))
@@ -402,7 +424,7 @@ class RolloutController:
             return
         record.declared = spec.as_json()
         self._save(record)
-        self._begin_task(record, self._declared(record, spec))
+        self._begin_task(record, "declaration", partial(self._declared, record, spec))
 
     async def _declared(self, record: RolloutRecord, spec: RolloutSpec) -> None:
         """Do what the file beside a model asks for."""
@@ -451,21 +473,33 @@ class RolloutController:
     def _save(self, record: RolloutRecord) -> None:
         self._writer.save(record.model, record.as_json())
 
-    def _begin_task(self, record: RolloutRecord, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work`` after what is already being done for the model, unless that is the caller."""
+    def _begin_task(self, record: RolloutRecord, what: str, work: Work) -> None:
+        """Do ``work`` after what is already being done for the model, unless that is the caller.
+
+        It is done once more if it fails in a way that nothing foresaw, and set aside then.
+        """
         before = self._tasks.get(record.model)
         waits = [] if before is None or before is asyncio.current_task() else [before]
+        unit = f"{what} of '{record.model}'"
 
         async def run() -> None:
             if waits:
                 await asyncio.wait(waits)
-            try:
-                await work
-            except Exception as error:
-                report("loop", error, f"in the rollout of model '{record.model}'")
+            while not self.loop.is_set_aside(unit):
+                with self.loop.unit(unit):
+                    await work()
+                    return
+                await asyncio.sleep(TICK)
+            self._set_aside[unit] = record, what, work
 
+        self.loop.forget(unit)
         task = self._tasks[record.model] = asyncio.get_running_loop().create_task(run())
         task.add_done_callback(lambda _: self._tasks.get(record.model) is task and self._tasks.pop(record.model))
+
+    def _begin_again(self) -> None:
+        """Do again what was set aside, and is so no more."""
+        for unit in [unit for unit in self._set_aside if not self.loop.is_set_aside(unit)]:
+            self._begin_task(*self._set_aside.pop(unit))
 
     async def _settled(self, model: str) -> None:
         """Wait until nothing is being done for a model, apart from the caller."""

@@ -14,12 +14,14 @@ What the file asks for is acted on once. A command of an operator holds until th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from nerite.config.rollout_spec import MAX_SPEC, RolloutSpec, spec_of_file
 from nerite.config.watched_file import FileContent, WatchedFile, read_content
 from nerite.core.errors import InvalidArgument
+from nerite.core.work_loop import WorkLoop
 from nerite.repository.catalogue import ROLLOUT_FILE
 from nerite.repository.remote import is_remote
 
@@ -51,7 +53,12 @@ class DeclaredRollout(WatchedFile[FileContent]):
 
     def poll(self) -> FileContent:
         """Read the file. Blocks on I/O."""
-        return _ABSENT if not Path(self.path).exists() else read_content(self.path, MAX_SPEC)
+        try:
+            if not Path(self.path).exists():
+                return _ABSENT
+        except OSError as error:  # its directory may not be searched
+            return FileContent(b"", f"cannot be read: {error.strerror}")
+        return read_content(self.path, MAX_SPEC)
 
     def news(self) -> str:
         """Return the log message after a change."""
@@ -96,15 +103,16 @@ def baselines_in(repositories: Iterable[str]) -> dict[str, str]:
 class Declarations:
     """The files of all models."""
 
-    def __init__(self, changed: Callable[[str, DeclaredRollout], None]) -> None:
+    def __init__(self, changed: Callable[[str, DeclaredRollout], None], loop: WorkLoop) -> None:
         """``changed`` is called with the model after each change of its file that counts."""
         self._changed = changed
+        self._loop = loop
         self._files: dict[str, DeclaredRollout] = {}
 
     def follow(self, directories: Mapping[str, Path]) -> None:
         """Watch the files of these models, and no others."""
         for model in self._files.keys() - directories.keys():
-            self._files.pop(model)
+            self._loop.forget(self._files.pop(model).path)
         for model, directory in directories.items():
             path = str(directory / ROLLOUT_FILE)
             file = self._files.get(model)
@@ -123,7 +131,12 @@ class Declarations:
         return [(model, file, file.poll()) for model, file in list(self._files.items())]
 
     def see(self, found: list[tuple[str, DeclaredRollout, FileContent]]) -> None:
-        """Take what ``read`` has returned."""
+        """Take what ``read`` has returned. A file that fails keeps no other from being taken."""
         for model, file, content in found:
-            if file.see(content) and file.found:
-                self._changed(model, file)
+            if self._loop.admits(file.path):
+                with self._loop.step(file.path):
+                    file.follow(content, partial(self._tell, model, file))
+
+    def _tell(self, model: str, file: DeclaredRollout) -> None:
+        if file.found:
+            self._changed(model, file)

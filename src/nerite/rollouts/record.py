@@ -25,6 +25,8 @@ class RolloutRecord:
         """The version that serves after the last rollout, whatever the version policy selects; empty for none."""
         self.declared: dict[str, Any] | None = None
         """What ``rollout.toml``, or the cluster file of a router, asked for when it was last acted on."""
+        self.undone: RolloutDecision | None = None
+        """A decision that has not taken effect, because that failed."""
         self.decisions: Counter[RolloutReason] = Counter(dict.fromkeys(RolloutReason, 0))
         """Decisions since the server started, by reason."""
 

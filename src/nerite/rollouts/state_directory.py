@@ -19,7 +19,7 @@ from urllib.parse import quote
 import orjson
 
 from nerite.core.errors import Unavailable
-from nerite.core.failures import system_error
+from nerite.core.failures import report, system_error
 from nerite.observability.log import log
 
 VERSION: Final = 1
@@ -132,26 +132,38 @@ class StateWriter:
         """Write a document, or remove it if it is None."""
         whole = b"" if document is None else orjson.dumps({"version": VERSION, "model": model, **document}, list)
         self._waiting[model] = whole
-        with contextlib.suppress(RuntimeError):  # the executor is shut down: ``flush`` writes
-            self._executor.submit(self.flush)
+        self.write_later()
+
+    def write_later(self) -> None:
+        """Write what is waiting, such as what could not be written before."""
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # the executor is shut down: ``flush`` writes
+                self._executor.submit(self.flush)
 
     def flush(self) -> None:
-        """Write what is waiting. Blocks; for any thread."""
+        """Write what is waiting, each document once. Blocks; for any thread. Never raises."""
         with self._writing:
-            self._write_all()
+            problem = ""
+            for model in list(self._waiting):
+                data = self._waiting.pop(model)
+                try:
+                    self._write(model, data)
+                except Exception as error:
+                    self._waiting.setdefault(model, data)  # unless a later one has come meanwhile
+                    problem = self._problem_of(model, error)
+            self.problem = problem
 
-    def _write_all(self) -> None:
-        while self._waiting:
-            model, data = self._waiting.popitem()
-            try:
-                if data:
-                    self.directory.write(model, data)
-                else:
-                    self.directory.remove(model)
-            except OSError as error:
-                problem = system_error(error, self.directory.path)
-                if problem != self.problem:
-                    log.error(f"the state of the rollout of '{model}' was not saved: {problem}")
-                self.problem = problem
-            else:
-                self.problem = ""
+    def _write(self, model: str, data: bytes) -> None:
+        if data:
+            self.directory.write(model, data)
+        else:
+            self.directory.remove(model)
+
+    def _problem_of(self, model: str, error: Exception) -> str:
+        if isinstance(error, OSError):
+            problem = system_error(error, self.directory.path)
+        else:
+            problem = report("loop", error, f"while the state of the rollout of '{model}' was saved").message
+        if not self.problem:
+            log.error(f"the state of the rollout of '{model}' was not saved: {problem}")
+        return problem

@@ -215,12 +215,16 @@ class Webhooks:
         self._number = 0
 
     def send(self, url: str, document: Mapping[str, Any], *, own: bool = False) -> None:
-        """Queue a document, or drop it with a log line if too many are waiting. Does not wait.
+        """Queue a document, or drop it with a log line if too many are waiting. Neither waits nor raises.
 
         ``own``: the URL is out of a file of whoever operates the server.
         """
         self._number += 1
-        self._queue(f"document {self._number} for {shown_url(url)}", Delivery(url, orjson.dumps(document), own))
+        unit = f"document {self._number} for {shown_url(url)}"
+        with self.loop.step(unit):
+            self._queue(unit, Delivery(url, orjson.dumps(document), own))
+            return
+        self.loop.forget(unit)
 
     def close(self) -> None:
         """Stop: what waits is dropped."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import Final
 
-from nerite.balancing.member import RoutedRequest
+from nerite.balancing.member import AttemptEnd, RoutedRequest
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.row import ANSWERS, Amounts, Ending, LedgerRow, Origin, RowKey, Source
 from nerite.router.pools import PoolTable
@@ -132,3 +132,16 @@ class RoutedAccount:
     def ended(self, level: str, ending: Ending) -> None:
         """Make the row. ``level`` is the class of the request."""
         self._ledger.close(self, level, ending)
+
+
+_CANCELLED: Final = frozenset(("408", "499", "504", "CANCELLED", "DEADLINE_EXCEEDED"))
+"""Codes of answers that say that nobody waited for one any more."""
+
+
+def ending_of(how: AttemptEnd, code: str) -> Ending:
+    """Return how a request ended for the ledger, by the status of its answer."""
+    if code in _CANCELLED:
+        return Ending.CANCELLED
+    if how is AttemptEnd.ANSWERED and (code == "OK" or code.startswith("2")):
+        return Ending.ANSWERED
+    return Ending.FAILED if how in (AttemptEnd.FAILED, AttemptEnd.LOST) else Ending.REFUSED

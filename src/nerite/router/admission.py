@@ -16,6 +16,7 @@ from nerite.admission.policy import AdmissionPolicy
 from nerite.admission.tenants import TenantAdmission
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, TicketEnding, TicketState
 from nerite.core.errors import NeriteError
+from nerite.core.failures import report
 from nerite.core.request import EVERYBODY, Caller
 from nerite.observability.exposition import Page
 from nerite.transports.access import Callers
@@ -188,15 +189,20 @@ class RouterAdmission:
     def _admit_due(self) -> None:
         self._check_scheduled = False
         now = monotonic_ns()
-        for controller in self._controllers.values():
-            if not controller.waiting:
-                continue
-            due = controller.due(now)
-            admitted = [self._waiting.pop(ticket) for ticket in due.admitted]
-            self.reject(due.refused)
-            for admission in admitted:
-                admission.exchange.admitted(admission.ticket.level.name, admission.ticket.level.order)
+        for controller in list(self._controllers.values()):
+            try:
+                if controller.waiting:
+                    self._admit_due_of(controller, now)
+            except Exception as error:  # the other models, and the timer, do not depend on it
+                report("admission", error, "while requests that wait were admitted")
         self._set_timer()
+
+    def _admit_due_of(self, controller: AdmissionController, now: int) -> None:
+        due = controller.due(now)
+        admitted = [self._waiting.pop(ticket) for ticket in due.admitted]
+        self.reject(due.refused)
+        for admission in admitted:
+            admission.exchange.admitted(admission.ticket.level.name, admission.ticket.level.order)
 
     def _offer_again(self) -> None:
         """Offer requests again that wait for quota of Redis, because it has answered or is away."""

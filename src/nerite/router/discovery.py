@@ -19,7 +19,7 @@ from nerite.observability.log import log
 from nerite.router.ray_members import RayMembers
 
 _MAX_FILE: Final = 4 << 20
-_RESOLVE_SECONDS: Final = 5.0
+RESOLVE_SECONDS: Final = 5.0
 """Seconds between two resolutions of a name."""
 
 TakeMembers = Callable[[Sequence[Member]], None]
@@ -104,11 +104,11 @@ class Discovery:
         if self._file is not None:
             await watch_files(self._file, self._file_changed, self.loop)
         if self._endpoints is not None:
-            await self._endpoints.run()
+            await self._endpoints.run(self.loop)
         if self._ray is not None:
-            await self._ray.run()
+            await self._ray.run(self.loop)
         while self._pool.source.dns:
-            await asyncio.sleep(_RESOLVE_SECONDS)
+            await asyncio.sleep(RESOLVE_SECONDS)
             with self.loop.step("the name"):
                 await self._resolve()
 
@@ -126,8 +126,8 @@ class Discovery:
         except OSError as error:
             log.warning(f"pool '{pool.name}': cannot resolve '{host}': {error.strerror}. The last members stay")
             if self._resolved is None:
-                self._resolved = ()
                 self._take(())
+                self._resolved = ()
             return
         addresses = sorted({str(place[0]) for _, _, _, _, place in found})[:MAX_MEMBERS]
         members = tuple(
@@ -141,9 +141,9 @@ class Discovery:
             for address in addresses
         )
         if members != self._resolved:
-            self._resolved = members
             log.info(f"pool '{pool.name}': '{host}' has {len(members)} addresses")
             self._take(members)
+            self._resolved = members  # only now, or members that could not be taken would not be tried again
 
 
 def check_sources(pools: Sequence[PoolSettings]) -> list[str]:

@@ -8,19 +8,22 @@ client of a failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic_ns
-from typing import Final, Protocol
+from typing import Any, Final
 
 from nerite.admission.policy import IDLE
 from nerite.admission.ticket import TicketEnding
-from nerite.balancing.member import AttemptEnd, LoadReport, Member, RoutedRequest
+from nerite.balancing.member import AttemptEnd, LoadReport, RoutedRequest
 from nerite.balancing.pool_balancer import MemberAttempt
 from nerite.core.errors import Exhausted, NeriteError, Unavailable
+from nerite.core.failures import report
+from nerite.core.text import quoted_text
 from nerite.ledger.row import Ending
-from nerite.router.accounting import RoutedAccount
+from nerite.router.accounting import RoutedAccount, ending_of
 from nerite.router.admission import Admission, AdmissionRequest, RouterAdmission
 from nerite.router.held_requests import HeldRequest
+from nerite.router.member_call import BadGateway, ExchangeClient, GatewayTimeout, MemberCall, SilentMember
 from nerite.router.pools import PoolChoice, PoolTable, RouterPool
 
 _BEHIND: Final = "batch"
@@ -39,52 +42,14 @@ _MAY_PASS: Final = (429, 503)
 """Statuses of errors that say that there may be room later."""
 
 
-class BadGateway(NeriteError):
-    """A member failed to answer, and no other member was asked."""
-
-    plain = True
-    code = "UNAVAILABLE"
-    http_status = 502
-    grpc_status = 14
-
-
-class GatewayTimeout(NeriteError):
-    """The deadline of a request passed at a member."""
-
-    plain = True
-    code = "UNAVAILABLE"
-    http_status = 504
-    grpc_status = 4
-
-
-class MemberCall(Protocol):
-    """A request at a member."""
-
-    def cancel(self) -> None:
-        """Tell the member that its answer is no longer wanted. Nothing is reported afterwards."""
-
-
-class ExchangeClient(Protocol):
-    """The client's side of an exchange."""
-
-    def send_to(self, pool: RouterPool, member: Member) -> MemberCall:
-        """Send the request to a member; the call reports to the exchange, never before this returns."""
-
-    def refuse(self, error: NeriteError) -> None:
-        """Answer with an error. No part of an answer was sent."""
-
-    def break_off(self, error: NeriteError) -> None:
-        """End an answer that has begun and cannot be completed, so that the client notices."""
-
-
 class RoutedExchange:
     """A request, and its attempts at members one after the other."""
 
     __slots__ = (
         "_admission", "_asks", "_attempt", "_began_ns", "_begun", "_borrower", "_call", "_client", "_counted", "_delay",
         "_first", "_first_ns", "_gate", "_held", "_left_ns", "_level", "_order", "_over", "_place", "_pool",
-        "_preemptions", "_retry_timer", "_second", "_table", "_timeout", "_timer", "_tried", "_waits", "account",
-        "attempts", "request",
+        "_preemptions", "_retry_timer", "_second", "_silent_ns", "_table", "_timeout", "_timer", "_tried", "_waits",
+        "account", "attempts", "heard", "request",
     )  # fmt: skip
 
     def __init__(
@@ -147,8 +112,10 @@ class RoutedExchange:
         self._begun = False
         self._over = False
         self._began_ns = 0
-        self._first_ns = 0
-        """When the first token came from the member that has the request."""
+        self._first_ns = self._silent_ns = 0
+        """When the first token came from the member that has the request, and since when it is silent."""
+        self.heard = False
+        """The member has sent something since ``end_if_silent`` was called last."""
 
     @property
     def over(self) -> bool:
@@ -170,27 +137,37 @@ class RoutedExchange:
         """Choose a member and send the request. ``arrived_ns``: when its last byte came (``time.monotonic_ns``)."""
         now = monotonic_ns()
         self._began_ns = arrived_ns or now
-        if self._timeout:
-            self._timer = asyncio.get_running_loop().call_later(self._timeout, self._too_late)
-        if self._gate is None or self._asks is None or not self._table.may_serve(self.request.model):
-            self._start(now)
-            return
-        self._admission = admission = self._gate.submit(self._asks, self)
-        if not admission.offer():
-            self._held = True
-            self._gate.hold(admission)
+        try:
+            if self._timeout:
+                self._timer = asyncio.get_running_loop().call_later(self._timeout, self._too_late)
+            if self._gate is None or self._asks is None or not self._table.may_serve(self.request.model):
+                self._start(now)
+                return
+            self._admission = admission = self._gate.submit(self._asks, self)
+            if not admission.offer():
+                self._held = True
+                self._gate.hold(admission)
+        except Exception as error:
+            self.abandon(error)
+
+    def _guarded(self, step: Callable[[Any], None], argument: object) -> None:
+        """Do a step. Nothing that it raises reaches the caller, who has other requests."""
+        try:
+            step(argument)
+        except Exception as error:
+            self.abandon(error)
 
     def admitted(self, level: str, order: int) -> None:
         """Send the request: admission control has admitted it."""
         if not self._over:
             self._level, self._order = level, order
-            self._start(monotonic_ns())
+            self._guarded(self._start, monotonic_ns())
 
     def rejected(self, error: NeriteError) -> None:
         """Answer with an error: admission control has rejected the request."""
         self._admission = None
         if not self._over:
-            self._refuse(error)
+            self._guarded(self._refuse, error)
 
     def _start(self, now_ns: int) -> None:
         if self._waits and self._table.held.queue.wanted and self._wait(behind=True):
@@ -242,7 +219,10 @@ class RoutedExchange:
 
     def _choose(self, now_ns: int, tried: Collection[str]) -> PoolChoice | NeriteError:
         borrow = self._preemptions < MOST_PREEMPTIONS
-        return self._table.choose(self.request, self._level, now_ns, tried, borrow=borrow)
+        try:
+            return self._table.choose(self.request, self._level, now_ns, tried, borrow=borrow)
+        except Exception as error:
+            return report("router", error, f"while a member for model '{quoted_text(self.request.model)}' was chosen")
 
     def _send(self, choice: PoolChoice, now_ns: int) -> None:
         pool, member = choice.pool, choice.member
@@ -265,15 +245,20 @@ class RoutedExchange:
             pool.yielding.setdefault(member.name, {})[self] = None
         if self._level == IDLE.name:
             pool.idle[member.name] += 1
-        if self.account is not None:
-            self.account.sent(pool.name, member.name, metered=member.name in pool.metered, now_ns=now_ns)
-        self._call = self._client.send_to(pool, member)
+        pool.exchanges[self] = None
+        self.heard, self._silent_ns = False, now_ns
+        try:
+            if self.account is not None:
+                self.account.sent(pool.name, member.name, metered=member.name in pool.metered, now_ns=now_ns)
+            self._call = self._client.send_to(pool, member)
+        except Exception as error:
+            self.abandon(error)
 
     # What the call reports.
 
     def answer_begins(self, report: LoadReport | None = None) -> None:
         """Note the first byte of an answer for the client: from now on no other member is asked."""
-        self._begun = True
+        self._begun = self.heard = True
         if self._table.preempts:
             self._stay()
         if self.account is not None:
@@ -310,7 +295,7 @@ class RoutedExchange:
             self._tell_demand(how)
             self._end_attempt(how, code, report)
             answered = how is AttemptEnd.ANSWERED
-            self._finish(TicketEnding.COMPLETE if answered else TicketEnding.FAILED, _ending_of(how, code))
+            self._finish(TicketEnding.COMPLETE if answered else TicketEnding.FAILED, ending_of(how, code))
 
     def _tell_demand(self, how: AttemptEnd) -> None:
         """Tell autoscaling how the request ends: whether its promises were kept, and the work of an answer at once."""
@@ -479,15 +464,44 @@ class RoutedExchange:
         elif self._place is not None:
             where = f", while it waited for a member of pool '{self._place.pool.name}'"
         error = GatewayTimeout(f"the timeout of the request, {self._timeout:g} s, has passed{where}")
-        begun = self._begun
         self._end_wait("deadline")
         self._tell_demand(AttemptEnd.LOST)
-        self._cancel_call(AttemptEnd.LOST)
-        if begun:
-            self._finish(TicketEnding.DEADLINE, Ending.CANCELLED)
-            self._client.break_off(error)
-        else:
-            self._refuse(error, TicketEnding.DEADLINE)
+        self._end_with(error, TicketEnding.DEADLINE)
+
+    def end_if_silent(self, now_ns: int) -> None:
+        """End the request if its member has sent nothing for the idle timeout of the pool. To be called repeatedly."""
+        attempt, pool, call = self._attempt, self._pool, self._call
+        if attempt is None or pool is None or call is None:
+            return
+        if self.heard or not call.owed:
+            self.heard, self._silent_ns = False, now_ns
+        elif now_ns - self._silent_ns >= pool.settings.idle_timeout * 1e9:
+            text = f"has sent nothing for {pool.settings.idle_timeout:g} s, the idle-timeout of the pool"
+            error = SilentMember(f"member '{attempt.member.name}' of pool '{pool.name}' {text}")
+            self._tell_demand(AttemptEnd.LOST)
+            self._end_with(error, TicketEnding.FAILED)
+
+    def abandon(self, error: Exception) -> None:
+        """End the request because of an exception that nothing foresaw, and give back what it has. Never raises."""
+        failure = report("router", error, f"in a request to model '{quoted_text(self.request.model)}'")
+        if not self._over:
+            try:
+                self._end_wait("refused")
+                self._end_with(failure, TicketEnding.FAILED, AttemptEnd.CANCELLED)
+            except Exception as further:
+                report("router", further, "while a request was given up")
+
+    def _end_with(self, error: NeriteError, ending: TicketEnding, how: AttemptEnd = AttemptEnd.LOST) -> None:
+        """End the request at its member, and tell the client why, whatever fails."""
+        begun = self._begun
+        try:
+            self._cancel_call(how)
+        finally:
+            if begun:
+                self._finish(ending, Ending.CANCELLED if ending is TicketEnding.DEADLINE else Ending.FAILED)
+                self._client.break_off(error)
+            else:
+                self._refuse(error, ending)
 
     def _cancel_call(self, how: AttemptEnd) -> None:
         call = self._call
@@ -537,6 +551,7 @@ class RoutedExchange:
         pool.balancer.end(attempt, how, report, monotonic_ns())
         pool.answers[attempt.member.name, code] += 1
         pool.under_way -= 1
+        pool.exchanges.pop(self, None)
         if pool.model_demand is not None:
             pool.model_demand.end(self.request.model, monotonic_ns())
         if self._borrower is not None:
@@ -568,30 +583,18 @@ class RoutedExchange:
     def _finish(self, ending: TicketEnding, recorded: Ending) -> None:
         self._over = True
         self._first = self._second = None
-        if self.account is not None:
-            self.account.ended(self._level, recorded)
-            self.account = None
-        if self._admission is not None:
-            self._admission.ended(ending)
-            self._admission = None
+        account, admission = self.account, self._admission
+        self.account = self._admission = None
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-            self._retry_timer = None
+        self._timer = self._retry_timer = None
         if self._pool is not None:
             self._pool.seconds.note((monotonic_ns() - self._began_ns) / 1e9)
-
-
-_CANCELLED: Final = frozenset(("408", "499", "504", "CANCELLED", "DEADLINE_EXCEEDED"))
-"""Codes of answers that say that nobody waited for one any more."""
-
-
-def _ending_of(how: AttemptEnd, code: str) -> Ending:
-    """Return how a request ended for the ledger, by the status of its answer."""
-    if code in _CANCELLED:
-        return Ending.CANCELLED
-    if how is AttemptEnd.ANSWERED and (code == "OK" or code.startswith("2")):
-        return Ending.ANSWERED
-    return Ending.FAILED if how in (AttemptEnd.FAILED, AttemptEnd.LOST) else Ending.REFUSED
+        try:
+            if admission is not None:
+                admission.ended(ending)
+        finally:
+            if account is not None:
+                account.ended(self._level, recorded)

@@ -142,8 +142,8 @@ class ActivityStream(Subscription):
     def _tell(self, pool: ScaledPool) -> None:
         active = pool.wanted > 0
         if pool is self._pool and active is not self._active:
-            self._active = active
             self.tell(wire.IsActiveResponse(result=active).SerializeToString())
+            self._active = active
 
     def forget(self) -> None:
         """Observe the pools no more."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ssl
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 from nerite.core.failures import report
@@ -82,7 +83,12 @@ class GrpcChannel:
         for connection in self._connections:
             while self._waiting and connection.http2.room:
                 call, _ = self._waiting.popitem(last=False)
-                call.begin(connection)
+                try:
+                    call.begin(connection)
+                except Exception as error:
+                    failure = report("router", error, f"while a call to {self.address} began")
+                    call.cancel()
+                    self._loop.call_soon(partial(call.lose, f"could not be asked: {failure.message}", unprocessed=True))
         if self._waiting and self._connecting is None and len(self._connections) < MAX_CONNECTIONS:
             self._connecting = self._loop.create_task(self._connect())
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from nerite.balancing.member import Member, RoutedRequest
 from nerite.cluster.settings import RouterSettings
 from nerite.config.options import KeepaliveOptions
+from nerite.core.failures import report
 from nerite.http2 import RequestHeaders
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import AdmissionRequest, RouterAdmission
@@ -182,10 +183,13 @@ class RouterGrpcPort:
         """Check the channels every few seconds, and close those to members that are gone."""
         members = [load.member for pool in self._table.pools for load in pool.balancer.members]
         keys = {(member.grpc, member.tls) for member in members}
-        for key, channel in tuple(self._channels.items()):
-            if key in keys:
-                channel.check()
-            else:
-                del self._channels[key]
-                channel.close()
         self._check_timer = asyncio.get_running_loop().call_later(_CHECK_INTERVAL, self._check)
+        for key, channel in tuple(self._channels.items()):
+            try:
+                if key in keys:
+                    channel.check()
+                else:
+                    del self._channels[key]
+                    channel.close()
+            except Exception as error:
+                report("router", error, f"while the connections to {channel.address} were checked")

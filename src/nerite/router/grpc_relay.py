@@ -11,10 +11,11 @@ from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
 from nerite.http2 import Buffer, ReplyHeaders, encode_headers
 from nerite.router.accounting import RoutedAccount
-from nerite.router.exchange import MemberCall, RoutedExchange
+from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
 from nerite.router.hedging import HedgedRelay
 from nerite.router.load_reports import BINARY, load_report_in
+from nerite.router.member_call import MemberCall
 from nerite.router.pools import RouterPool
 from nerite.transports.grpc import messages
 from nerite.transports.grpc.connection import CallTarget, GrpcConnection
@@ -97,6 +98,7 @@ class CallRelay(HedgedRelay):
     """The client's side of one call: passes its request to members, and the answer of one of them back."""
 
     __slots__ = (
+        "_asks",
         "_call",
         "_client",
         "_kept_size",
@@ -131,6 +133,8 @@ class CallRelay(HedgedRelay):
         """The member waits for the client."""
         self._stopped_reading = False
         """The client waits for the member."""
+        self._asks = True
+        """The client has sent something since the last part of the answer."""
         self.begun = False
         """The client has got a part of the answer."""
         self.received = self.sent = 0
@@ -152,6 +156,7 @@ class CallRelay(HedgedRelay):
             return
         self.ended = end
         self.received += len(data)
+        self._asks = self.exchange.heard = True
         call = self._call
         if call is None or self.exchange.attempts:
             self.kept.append(data)
@@ -165,6 +170,11 @@ class CallRelay(HedgedRelay):
         if full and not self._stopped_reading:
             self._stopped_reading = True
             self._client.connection.http2.pause(self._client.stream_id)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the member is to send something. A client may keep a stream open and ask for nothing."""
+        return (self._asks or self.ended) and not self._paused
 
     def adjust(self) -> None:
         """Pause or resume the member, as the client reads."""
@@ -246,6 +256,7 @@ class CallRelay(HedgedRelay):
     def send_data(self, data: Buffer) -> None:
         """Pass on a piece of the answer."""
         self.sent += len(data)
+        self._asks = False
         self._client.connection.http2.send_data(self._client.stream_id, (data,))
         self.adjust()
         self._client.connection.answered()
@@ -290,8 +301,12 @@ class CallAttempt:
         reports = self.exchange.request.prompt_tokens > 0
         block = relay.target.block_for(member, relay.exchange.account, idle=idle, reports=reports)
         self._head = None
-        self._call = relay.target.router.call(member, block, self)
-        self._call.send(relay.kept, relay.ended)
+        call = self._call = relay.target.router.call(member, block, self)
+        try:
+            call.send(relay.kept, relay.ended)
+        except Exception:
+            call.cancel()
+            raise
 
     def send(self, data: bytes, end: bool) -> None:
         """Pass on another part of a stream."""
@@ -301,6 +316,11 @@ class CallAttempt:
     def full(self) -> bool:
         """Whether the member does not read as fast as the client sends."""
         return self._call.full
+
+    @property
+    def owed(self) -> bool:
+        """Whether the member is to send something: the client has asked for it, and reads."""
+        return self._relay.owed
 
     def pause(self, paused: bool) -> None:
         """Have the member send no more than its window, or go on."""
@@ -325,6 +345,7 @@ class CallAttempt:
 
     def response_data(self, data: Buffer, end: bool) -> None:
         """Pass on a piece of the answer."""
+        self.exchange.heard = True
         if self._head is not None:
             head, self._head = self._head, None
             self._relay.send_head(self, head)

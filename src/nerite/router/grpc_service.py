@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -32,6 +33,8 @@ from nerite.wire import grpc_service as wire
 from nerite.wire.health import HealthCheckResponse
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
+_INDEX_SECONDS: Final = 5.0
+"""Time that a member may take to list its models; the index is that of the others then."""
 _NAME: Final = 0x0A
 _CLASS: Final = access.CLASS.encode()
 _OF_ROUTERS: Final = frozenset(name.encode() for name in access.OF_ROUTERS)
@@ -231,6 +234,7 @@ class IndexTarget(RefusedTarget):
             answer = _IndexAnswer(answers)
             answer.call = self._router.call(member, block, answer)
             answer.call.send((framed,), True)
+            answer.wait()
 
 
 class IndexAnswers:
@@ -263,34 +267,49 @@ class _IndexAnswer:
     def __init__(self, answers: IndexAnswers) -> None:
         self._answers = answers
         self._data = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
         self.call: GrpcMemberCall | None = None
+
+    def wait(self) -> None:
+        """Give the member a few seconds for its answer, which has not come yet."""
+        self._timer = asyncio.get_running_loop().call_later(_INDEX_SECONDS, self._too_late)
+
+    def _too_late(self) -> None:
+        assert self.call is not None
+        self.call.cancel()
+        self._end(None, f"did not answer within {_INDEX_SECONDS:g} s")
+
+    def _end(self, answer: wire.RepositoryIndexResponse | None, why: str = "") -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answers.take(answer, why)
 
     def response_started(self, headers: ReplyHeaders, end: bool) -> None:
         if end:
-            self._answers.take(None, f"answered with status {(headers.get(b'grpc-status') or b'?').decode('latin-1')}")
+            self._end(None, f"answered with status {(headers.get(b'grpc-status') or b'?').decode('latin-1')}")
 
     def response_data(self, data: Buffer, end: bool) -> None:
         self._data += data
         if end:
-            self._answers.take(None, "ended an answer without a status")
+            self._end(None, "ended an answer without a status")
         elif len(self._data) > MAX_ANSWER:
             assert self.call is not None
             self.call.cancel()
-            self._answers.take(None, f"sent an answer of more than {MAX_ANSWER} bytes")
+            self._end(None, f"sent an answer of more than {MAX_ANSWER} bytes")
 
     def trailers_received(self, trailers: ReplyHeaders) -> None:
         if trailers.get(b"grpc-status") != b"0" or self._data[:1] != b"\0":
-            self._answers.take(None, "failed")
+            self._end(None, "failed")
             return
         try:
             found = wire.RepositoryIndexResponse.FromString(bytes(self._data[grpc_routing.PREFIX_SIZE :]))
         except DecodeError:
-            self._answers.take(None, "sent what is no repository index")
+            self._end(None, "sent what is no repository index")
         else:
-            self._answers.take(found)
+            self._end(found)
 
     def call_lost(self, why: str, unprocessed: bool) -> None:
-        self._answers.take(None, why)
+        self._end(None, why)
 
     def member_writable(self) -> None:
         pass

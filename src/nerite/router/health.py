@@ -12,7 +12,6 @@ import orjson
 
 from nerite.balancing.member import Member, ServerKind
 from nerite.core.background import BackgroundWork
-from nerite.core.failures import report
 from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.observability.log import log
 from nerite.repository.version_state import ASLEEP, ON_DEMAND
@@ -163,6 +162,16 @@ def _adapters(answer: MemberAnswer) -> frozenset[str]:
     return frozenset(str(each.get("id", "")) for each in entries if isinstance(each.get("parent"), str))
 
 
+def _loop_of(pool: RouterPool) -> WorkLoop:
+    """Return the loop of a pool's checks. Without them nobody would learn which members are ready."""
+    stall_seconds = STALL_SECONDS + 3 * pool.settings.health_interval
+    return WorkLoop("health", f"pool '{pool.name}'", essential=True, stall_seconds=stall_seconds)
+
+
+def _unit(member: str) -> str:
+    return f"member '{member}'"
+
+
 class HealthChecks:
     """Checks all members of all pools periodically, and at once those that a request could not reach."""
 
@@ -170,6 +179,8 @@ class HealthChecks:
         self._pools = pools
         self._members = members
         self._limit = asyncio.Semaphore(_CONCURRENCY)
+        self._loops = {pool.name: _loop_of(pool) for pool in pools}
+        """By pool."""
         self._missed: dict[str, int] = {}
         """Checks without an answer in a row, by member."""
         self._known: dict[str, MemberState] = {}
@@ -186,8 +197,7 @@ class HealthChecks:
     def works(self) -> Iterator[BackgroundWork]:
         """Yield what checks members periodically. Without it nobody learns that a member is ready, or has failed."""
         for pool in self._pools:
-            stall_seconds = STALL_SECONDS + 3 * pool.settings.health_interval
-            loop = WorkLoop("health", f"pool '{pool.name}'", essential=True, stall_seconds=stall_seconds)
+            loop = self._loops[pool.name]
             yield BackgroundWork(loop, partial(self._run, pool, loop))
         suspects = WorkLoop("health", "suspects", waiting=lambda: len(self._members.suspects), essential=True)
         yield BackgroundWork(suspects, partial(self._run_suspects, suspects))
@@ -199,12 +209,19 @@ class HealthChecks:
             await asyncio.sleep(interval * random.uniform(1 - _JITTER, 1 + _JITTER))
             await self._check_pool(pool)
             loop.advanced()
-            names = {load.member.name for pool in self._pools for load in pool.balancer.members}
-            self._members.keep(names)
-            for name in [name for name in self._known if name not in names]:
-                del self._known[name]
-                self._began.pop(name, None)
-                self._missed.pop(name, None)
+            with loop.step("members that have left"):
+                self._forget_others()
+
+    def _forget_others(self) -> None:
+        """Forget members that have left their pools, and close the connections to them."""
+        names = {load.member.name for pool in self._pools for load in pool.balancer.members}
+        self._members.keep(names)
+        for name in [name for name in self._known if name not in names]:
+            del self._known[name]
+            self._began.pop(name, None)
+            self._missed.pop(name, None)
+            for loop in self._loops.values():
+                loop.forget(_unit(name))
 
     async def _run_suspects(self, loop: WorkLoop) -> None:
         """Check members that a request could not reach, each at most every half interval, until it is cancelled."""
@@ -227,17 +244,22 @@ class HealthChecks:
         await asyncio.gather(*(self.check(pool, member) for member in members))
 
     async def check(self, pool: RouterPool, member: Member) -> None:
-        """Check a member now."""
-        seconds = min(max(pool.settings.health_interval, 0.5), _MAX_SECONDS)
-        try:
-            async with self._limit:
-                self._checks += 1
-                number = self._checks
-                key, whole = self._members.key_of(pool), pool.settings.placement is not None
-                state = await check_member(self._members, member, seconds, key, whole=whole, metering=self.metering)
-        except Exception as error:
-            report("router", error, f"in the health check of member '{member.name}'")
+        """Check a member now. Never raises: a member whose check fails is not ready, and is checked again."""
+        loop, unit = self._loops[pool.name], _unit(member.name)
+        with loop.step(unit):
+            await self._check(pool, member)
             return
+        state = MemberState(False, problem=f"could not be checked: {loop.failing.get(unit, '')}")
+        with loop.step(f"{unit} after a check that failed"):
+            self._take(pool, member.name, state)
+
+    async def _check(self, pool: RouterPool, member: Member) -> None:
+        seconds = min(max(pool.settings.health_interval, 0.5), _MAX_SECONDS)
+        async with self._limit:
+            self._checks += 1
+            number = self._checks
+            key, whole = self._members.key_of(pool), pool.settings.placement is not None
+            state = await check_member(self._members, member, seconds, key, whole=whole, metering=self.metering)
         if number >= self._began.get(member.name, 0):  # otherwise it has been overtaken by another check
             self._began[member.name] = number
             self._take(pool, member.name, state)
@@ -249,7 +271,6 @@ class HealthChecks:
             if missed < _PATIENCE:
                 return
         self._missed.pop(name, None)
-        self._known[name] = state
         if state.ready and before is not None and before.gone:
             pool.balancer.restarted(name)
         if state.metered:
@@ -260,6 +281,7 @@ class HealthChecks:
         models = None if models is None else models.union(pool.settings.serves)
         pool.set_adapters(name, state.adapters)
         pool.set_ready(name, state.ready, models, state.repository)
+        self._known[name] = state
         if before is None or before.ready != state.ready:
             if state.ready:
                 count = "unknown models" if state.models is None else f"{len(state.models)} models"

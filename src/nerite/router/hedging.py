@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 
 from nerite.balancing.member import Member
 from nerite.core.errors import NeriteError
-from nerite.router.exchange import GatewayTimeout, MemberCall, RoutedExchange
+from nerite.router.exchange import RoutedExchange
+from nerite.router.member_call import GatewayTimeout, MemberCall
 from nerite.router.pools import RouterPool
 
 

@@ -260,12 +260,19 @@ class HeldRequests:
         self._timer = None
         now = self.clock()
         for held in self.queue.expired(now):
-            pool = held.pool
+            self._give_up(held, "timeout", self._expiry(held, now))
+        self._set_timer()
+
+    def _expiry(self, held: HeldRequest, now: int) -> NeriteError:
+        """Return the error of a request that has waited for too long. Never raises: others, and the timer, follow."""
+        pool = held.pool
+        try:
             text = f"the request has waited for {pool.hold_timeout:g} s, the hold-timeout"
             if obstacle := pool.obstacle_to(held.model, now)[0]:
                 text = f"{text}: {obstacle}"
-            self._give_up(held, "timeout", self._unavailable(pool, held.model, text, now))
-        self._set_timer()
+            return self._unavailable(pool, held.model, text, now)
+        except Exception as error:
+            return report("router", error, f"while a request to model '{quoted_text(held.model)}' gave up its wait")
 
     def _give_up(self, held: HeldRequest, how: str, error: NeriteError) -> None:
         self.leave(held, how)

@@ -12,11 +12,12 @@ from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import CancelReason, RequestHeader
 from nerite.core.tensor import Buffer
-from nerite.router.exchange import MemberCall, RoutedExchange
+from nerite.router.exchange import RoutedExchange
 from nerite.router.hedging import HedgedRelay
 from nerite.router.http_members import HttpMembers
 from nerite.router.http_targets import BodyKind, RouteTarget
 from nerite.router.load_reports import load_report
+from nerite.router.member_call import MemberCall
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
@@ -119,7 +120,11 @@ class HttpRelay(HedgedRelay):
                 more += field_line(REQUEST_ID, request_id)
         head = self.target.request(connections.address.encode(), len(body), more, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
-        call.start(pool, member)
+        try:
+            call.start(pool, member)
+        except Exception:
+            call.cancel()
+            raise
         return call
 
     def send_error(self, error: NeriteError) -> None:
@@ -232,6 +237,11 @@ class HttpCall:
             self._connection.abandon()
             self._connection = None
 
+    @property
+    def owed(self) -> bool:
+        """Whether the member is to send something: the client reads the answer."""
+        return self._connection is None or not self._connection.paused
+
     def pause(self, paused: bool) -> None:
         """Stop reading the answer, or go on."""
         if self._connection is not None:
@@ -297,6 +307,7 @@ class HttpCall:
 
     def take_data(self, data: Buffer, scanner: ChunkScanner | None) -> None:
         """Send a part of the answer."""
+        self.exchange.heard = True
         self._relay.pass_on(data, scanner, closes=self._closes)
         if scanner is not None and scanner.chunks > self._tokens:
             self.exchange.progress(scanner.chunks - self._tokens)

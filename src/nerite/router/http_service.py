@@ -103,23 +103,27 @@ class RouterService:
         """Pass a request on, or answer it."""
         arrived = monotonic_ns()
         target: RouteTarget = head.route
-        client = cast(HttpConnection, connection)
         try:
             if target.local:
                 self._answer(connection, head, target, body)
                 return
-            routed = self._routed(target, body)
-            span = connection.outer_span
-            traced = b"" if span is None else _span_lines(span)
+            relay = self._relay(cast(HttpConnection, connection), target, body, arrived)
         except NeriteError as error:
             connection.send([target.reply(error).encode()])
             return
         except Exception as error:
             connection.send([target.reply(report("router", error, f"in {head.method} {head.path}")).encode()])
             return
+        connection.request = relay
+        relay.exchange.begin(arrived)
+
+    def _relay(self, client: HttpConnection, target: RouteTarget, body: memoryview, arrived_ns: int) -> HttpRelay:
+        """Return the relay of a request, whose exchange has not begun. Raises ``NeriteError``."""
+        routed = self._routed(target, body)
         settings = self._settings
         timeout = min(target.timeout or settings.timeout, settings.timeout or target.timeout)
-        relay = HttpRelay(client, target, body, self._members, traced)
+        span = client.outer_span
+        relay = HttpRelay(client, target, body, self._members, b"" if span is None else _span_lines(span))
         if span is not None and target.caller.trusted:
             relay.attempt = span.request_id
         relay.exchange = exchange = RoutedExchange(
@@ -136,10 +140,9 @@ class RouterService:
         if self._accounting is not None and target.kind is not BodyKind.NOTHING:
             tokens = target.kind is not BodyKind.TENSORS
             exchange.account = self._accounting.open(
-                target.caller.tenant, routed, arrived, tokens=tokens, attempt=relay.attempt
+                target.caller.tenant, routed, arrived_ns, tokens=tokens, attempt=relay.attempt
             )
-        connection.request = relay
-        exchange.begin(arrived)
+        return relay
 
     def _routed(self, target: RouteTarget, body: memoryview) -> RoutedRequest:
         """Return what the choice of a member depends on. Raises ``NeriteError`` for a body that cannot be routed."""

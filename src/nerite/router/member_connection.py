@@ -68,7 +68,10 @@ class MemberConnection(asyncio.Protocol):
         self._head: ResponseHead | None = None
         self._missing = 0
         self._scanner: ChunkScanner | None = None
-        self._paused = False
+        self.paused = False
+        """The client does not read the response."""
+        self.made = False
+        """It was connected, so ``connection_lost`` will be called."""
         self.served = 0
         """Number of responses so far."""
         self.idle_since = 0.0
@@ -76,6 +79,7 @@ class MemberConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
+        self.made = True
         tcp.notice_lost_host(transport)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
@@ -91,9 +95,9 @@ class MemberConnection(asyncio.Protocol):
 
     def pause(self, paused: bool) -> None:
         """Stop reading the response, or go on: the client does not keep up (backpressure)."""
-        if self.closed or paused == self._paused:
+        if self.closed or paused == self.paused:
             return
-        self._paused = paused
+        self.paused = paused
         if paused:
             self._transport.pause_reading()
         else:
@@ -258,12 +262,27 @@ class MemberConnections:
     def release(self, connection: MemberConnection) -> None:
         """Take back a connection whose response has ended."""
         if self._waiting:
-            self._waiting.popleft().connected(connection)
+            self._give(connection, self._waiting.popleft())
         elif self._retired:
             connection.close()
         else:
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
+
+    def _give(self, connection: MemberConnection, waiter: ConnectionWaiter) -> None:
+        """Have a waiter use a connection. Never raises: whoever had it before depends on that."""
+        try:
+            waiter.connected(connection)
+        except Exception as error:
+            failure = report("router", error, f"while a request to {self.address} was sent")
+            connection.abandon()
+            self._refuse(waiter, f"could not be asked: {failure.message}")
+
+    def _refuse(self, waiter: ConnectionWaiter, cause: str) -> None:
+        try:
+            waiter.unconnected(cause)
+        except Exception as error:  # the others that wait do not depend on it
+            report("router", error, f"while a request to {self.address} was given up")
 
     def lost(self, connection: MemberConnection) -> None:
         """Note that a connection is closed."""
@@ -298,10 +317,11 @@ class MemberConnections:
         host, port = self._place
         context, server_name = self._tls or (None, None)
         cause = ""
+        connection = MemberConnection(self)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: MemberConnection(self), host, port, ssl=context, server_hostname=server_name
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=context, server_hostname=server_name
                 )
         except TimeoutError:
             cause = f"did not accept a connection within {self._connect_timeout:g} s"
@@ -310,12 +330,15 @@ class MemberConnections:
         except Exception as error:
             failure = report("router", error, f"while a connection to {self.address} was opened")
             cause = f"cannot be reached: {failure.message}"
-        self._opening -= 1
+        finally:
+            self._opening -= 1
+            if not connection.made:
+                self.open -= 1
         if not cause and not connection.closed:
             self.release(connection)
             return
-        if cause:
-            self.open -= 1
+        if connection.made:  # the time was over when the connection was there: ``lost`` counts it
+            connection.close()
         if self._waiting:
-            self._waiting.popleft().unconnected(cause or "closed a new connection")
+            self._refuse(self._waiting.popleft(), cause or "closed a new connection")
         self._connect_waiting()

@@ -79,15 +79,25 @@ class MemoryReports:
     async def run(self) -> None:
         """Read the pages repeatedly, until it is cancelled."""
         while True:
-            with self.loop.step("members"):
-                members = [load.member for load in self._pool.balancer.members if load.ready and load.member.metrics]
-                await asyncio.gather(*(self._read(member) for member in members))
-                known = {load.member.name for load in self._pool.balancer.members}
-                self._figures = {name: figures for name, figures in self._figures.items() if name in known}
-                self._changed()
+            await self.read_all()
             await asyncio.sleep(_INTERVAL)
 
+    async def read_all(self) -> None:
+        """Read the page of each member that is ready. One that fails keeps its last figures."""
+        members = [load.member for load in self._pool.balancer.members if load.ready and load.member.metrics]
+        await asyncio.gather(*(self._read(member) for member in members))
+        known = {load.member.name for load in self._pool.balancer.members}
+        for name in self._figures.keys() - known:
+            del self._figures[name]
+            self.loop.forget(f"member '{name}'")
+        with self.loop.step("sizes of models"):
+            self._changed()
+
     async def _read(self, member: Member) -> None:
+        with self.loop.step(f"member '{member.name}'"):
+            await self._read_page(member)
+
+    async def _read_page(self, member: Member) -> None:
         page = member._replace(name=f"{member.name} (metrics)", http=member.metrics)
         answer = await self._members.ask(page, "GET", "/metrics", seconds=_SECONDS)
         if answer.status == 200:

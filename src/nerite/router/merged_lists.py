@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from nerite.balancing.member import Member, ServerKind
 from nerite.core.errors import NeriteError
-from nerite.router.exchange import BadGateway
 from nerite.router.health import entries_of
 from nerite.router.http_members import HttpMembers, MemberAnswer
+from nerite.router.member_call import BadGateway
 from nerite.router.pools import PoolTable
 from nerite.transports.http.reply import Reply, json_reply
 

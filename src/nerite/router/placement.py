@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from time import monotonic_ns
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from nerite.balancing.member import Member
+from nerite.balancing.member_load import MemberLoad
 from nerite.balancing.model_placement import ModelPlacement, PlacementAction, PlacementStep
 from nerite.cluster.settings import PlacedModel, PlacementSettings
-from nerite.core.failures import report
 from nerite.core.text import quoted_text
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
@@ -131,7 +132,17 @@ class PoolPlacement:
             self._orders[task] = action
             task.add_done_callback(self._orders.pop)
         for model in {*waiting, *self.pool.obstacles}:
-            self._see_obstacle(model, now, waits=model in waiting and model in self._described)
+            waits = model in waiting and model in self._described
+            self._attempt("obstacle to", model, partial(self._see_obstacle, model, now, waits=waits))
+
+    def _attempt(self, what: str, name: str, step: Callable[[], None]) -> bool:
+        """Do what concerns one model or member, unless it rests after a failure; return whether it was done."""
+        unit = f"{what} '{quoted_text(name)}'"
+        if self.loop.admits(unit):
+            with self.loop.step(unit):
+                step()
+                return True
+        return False
 
     def _see_members(self, now: int) -> None:
         pool, placement = self.pool, self._placement
@@ -140,33 +151,45 @@ class PoolPlacement:
             placement.remove_member(name)
             del self._seen[name]
         for name, load in loads.items():
-            memory = load.member.memory or self._reports.total(name) or self._settings.memory
-            placement.set_member(name, memory, load.ready and not load.draining)
-            self._seen.setdefault(name, None)
+            self._attempt("member", name, partial(self._see_member, name, load))
         if pool.known != self._described:
             self._describe(pool.known)
         for name, index in pool.indexes.items():
             if index is not self._seen.get(name):
-                placement.set_held(name, index.held, now)
-                self._seen[name] = index
+                self._attempt("index of", name, partial(self._see_index, name, index, now))
+
+    def _see_member(self, name: str, load: MemberLoad) -> None:
+        memory = load.member.memory or self._reports.total(name) or self._settings.memory
+        self._placement.set_member(name, memory, load.ready and not load.draining)
+        self._seen.setdefault(name, None)
+
+    def _see_index(self, name: str, index: MemberIndex, now: int) -> None:
+        self._placement.set_held(name, index.held, now)
+        self._seen[name] = index
 
     def _describe(self, known: frozenset[str]) -> None:
-        """Tell the decider which models there are."""
-        settings, measured = self._settings, self._reports.of_models()
-        for model in self._described - known:
-            self._placement.remove_model(model)
-            self._reasons.pop(model, None)
-            self.pool.obstacles.pop(model, None)
-        for model in known:
-            own = settings.models.get(model, _NOTHING)
-            self._placement.set_model(
-                model,
-                measured.get(model) if own.memory is None else own.memory,
-                settings.least if own.least is None else own.least,
-                settings.most if own.most is None else own.most,
-            )
-        self._described = known
+        """Tell the decider which models there are. Those that fail are told again later."""
+        measured = self._reports.of_models()
+        tell = partial(self._describe_model, measured)
+        gone = {each for each in self._described - known if self._attempt("end of", each, partial(self._drop, each))}
+        told = {each for each in known if self._attempt("model", each, partial(tell, each))}
+        self._described = frozenset((self._described - gone) | told)
         self._seen = dict.fromkeys(self._seen)  # because copies of models that are new to it have to be told again
+
+    def _drop(self, model: str) -> None:
+        self._placement.remove_model(model)
+        self._reasons.pop(model, None)
+        self.pool.obstacles.pop(model, None)
+
+    def _describe_model(self, measured: Mapping[str, int], model: str) -> None:
+        settings = self._settings
+        own = settings.models.get(model, _NOTHING)
+        self._placement.set_model(
+            model,
+            measured.get(model) if own.memory is None else own.memory,
+            settings.least if own.least is None else own.least,
+            settings.most if own.most is None else own.most,
+        )
 
     def _forget_sizes(self) -> None:
         """Have the models described anew: members have measured them."""
@@ -187,16 +210,19 @@ class PoolPlacement:
         for model, average in averages.items():
             if model not in self._described:
                 continue
-            if model not in self._active:
-                placement.demand(model, 0.0, now)  # so that the time without demand does not count as time with it
-            placement.demand(model, average, now)
-            self._active[model] = now
+            self._attempt("demand for", model, partial(self._see_model_demand, model, average, now))
         for model, seen in list(self._active.items()):
             if seen != now:
                 placement.demand(model, 0.0, now)
                 if now - seen > _IDLE_TIMES * self._settings.policy.rise * 1e9:
                     del self._active[model]
         return waiting
+
+    def _see_model_demand(self, model: str, average: float, now: int) -> None:
+        if model not in self._active:
+            self._placement.demand(model, 0.0, now)  # so that the time without demand does not count as time with it
+        self._placement.demand(model, average, now)
+        self._active[model] = now
 
     def _see_obstacle(self, model: str, now: int, *, waits: bool) -> None:
         """Tell requests for a model whether it is worth to wait for it."""
@@ -218,10 +244,14 @@ class PoolPlacement:
         """Have a member load or unload a model, and learn what it holds then."""
         step, name, model, reason = action
         pool = self.pool
+        unit = f"{step} of model '{quoted_text(model)}' at member '{name}'"
+        if not self.loop.admits(unit):
+            self._placement.order_lost(name, model)
+            return
         what = f"Pool '{pool.name}': member '{name}'"
         member = next((load.member for load in pool.balancer.members if load.member.name == name), None)
         outcome = "lost"
-        try:
+        with self.loop.step(unit):
             if member is not None:
                 log.info(f"{what} is to {step} model '{quoted_text(model)}': {reason}")
                 began = monotonic_ns()
@@ -232,8 +262,6 @@ class PoolPlacement:
                     log.info(f"{what} has {step}ed model '{quoted_text(model)}' in {seconds:.3g} s")
                 else:
                     log.warning(f"{what} did not {step} model '{quoted_text(model)}': {answer.failure}")
-        except Exception as error:
-            report("router", error, f"while member '{name}' was to {step} model '{quoted_text(model)}'")
         if outcome == "lost":
             self._placement.order_lost(name, model)
         self.steps[str(step), outcome] += 1

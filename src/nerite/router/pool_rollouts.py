@@ -20,6 +20,7 @@ from nerite.balancing.member import Member
 from nerite.cluster.settings import RolloutSettings
 from nerite.config.rollout_spec import WhenLost
 from nerite.core.errors import Conflict, NeriteError
+from nerite.core.failures import report
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 from nerite.rollouts.fleet import FleetRollout, Replica, newest_order
@@ -28,7 +29,7 @@ from nerite.rollouts.webhook import Webhooks
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.pools import RouterPool
 
-_INTERVAL: Final = 1.0
+INTERVAL: Final = 1.0
 _LEASE: Final = 30.0
 """Seconds of silence after which members watch for harm by themselves, and another router leads."""
 _SECONDS: Final = 5.0
@@ -43,7 +44,8 @@ class PoolRollout:
     ) -> None:
         self.pool = pool
         self.model = model
-        self.loop = WorkLoop("rollouts", f"model '{model}' of pool '{pool.name}'")
+        self.loop = WorkLoop("rollouts", f"model '{model}' of pool '{pool.name}'", waiting=self._waiting)
+        self.loop.on_discard = self._give_up
         self._spec = settings.models[model]
         self._when_lost = settings.unreachable
         self._members = members
@@ -70,9 +72,18 @@ class PoolRollout:
     async def run(self) -> None:
         """Lead, or wait until this router may, until it is cancelled."""
         while True:
-            with self.loop.step("members"):
-                await self.step()
-            await asyncio.sleep(_INTERVAL)
+            if self.loop.admits(self.model):
+                with self.loop.unit(self.model):
+                    await self.step()
+            await asyncio.sleep(INTERVAL)
+
+    def _waiting(self) -> int:
+        return 0 if self.loop.is_set_aside(self.model) else 1
+
+    def _give_up(self, model: str) -> None:
+        """Abort the rollout, which was set aside; members are told with the next step."""
+        if self._fleet is not None and not self._fleet.rollout.state.is_end:
+            self._fleet.rollout.supersede("an operator, who discarded it after it had failed,")
 
     async def step(self) -> None:
         """Ask and tell all members once."""
@@ -142,6 +153,8 @@ class PoolRollout:
                 return await ask(member)
             except (NeriteError, LookupError, TypeError, ValueError) as error:
                 return Replica(f"its status cannot be read, is it of another release? {error}")
+            except Exception as error:  # the others have to be told all the same
+                return Replica(report("router", error, f"while member '{member.name}' was asked of a rollout").message)
 
         replicas = await asyncio.gather(*map(answer, members))
         return dict(zip((member.name for member in members), replicas, strict=True))

@@ -55,6 +55,13 @@ class YieldingRequest(Protocol):
         """Leave the member, and try again later; return False if it is too late for that."""
 
 
+class TimedExchange(Protocol):
+    """A request at a member, which may fall silent."""
+
+    def end_if_silent(self, now_ns: int) -> None:
+        """End the request if its member has sent nothing for too long. To be called repeatedly."""
+
+
 class RouterPool:
     """One pool with its members, and counts of what was sent to them."""
 
@@ -72,6 +79,8 @@ class RouterPool:
         """Times of whole requests."""
         self.under_way = 0
         """Requests that are at a member."""
+        self.exchanges: dict[TimedExchange, None] = {}
+        """Those that end if their member falls silent."""
         self.idle: Counter[str] = Counter()
         """Those of the class idle, by member."""
         self.metered: set[str] = set()

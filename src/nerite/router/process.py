@@ -46,6 +46,7 @@ from nerite.router.pools import RouterPool
 from nerite.router.replica_scaling import ReplicaScaling
 from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
+from nerite.router.silence import SilenceWatch
 from nerite.transports import tcp
 from nerite.transports.access import KeyFile, check_key_files
 from nerite.transports.http.background import BackgroundApi
@@ -166,6 +167,8 @@ class RouterProcess(PoolProcess):
         guard = BrowserGuard(router.cors_origins, hosts, _HOST_REMEDY, _ORIGIN_REMEDY)
         cors = Cors(router.cors_origins, ()) if router.cors_origins else None
         self._policy, self._admission = _admission(settings)
+        if self._admission is not None and self._admission.tenants.shared is not None:
+            self.loops.add(self._admission.tenants.shared.loop)
         self._member_key = first_key(router.member_key_file)
         self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
         self._accounting = None
@@ -191,6 +194,7 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
+        self._silence = SilenceWatch(self.pools)
         self._webhooks = _webhooks_of(settings)
         self.loops.add(self._webhooks.loop)
         self._rollouts = [
@@ -305,6 +309,7 @@ class RouterProcess(PoolProcess):
             yield BackgroundWork(placement.loop, placement.run)
             yield BackgroundWork(placement.reports.loop, placement.reports.run)
         yield BackgroundWork(self._scaling.loop, self._scaling.run)
+        yield BackgroundWork(self._silence.loop, self._silence.run)
         for rollout in self._rollouts:
             yield BackgroundWork(rollout.loop, rollout.run)
         yield from self._replicas.background_work()

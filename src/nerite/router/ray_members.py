@@ -19,6 +19,7 @@ from nerite.balancing.member import Member
 from nerite.cluster.addresses import members_of_text
 from nerite.cluster.settings import PoolSettings
 from nerite.core.errors import InvalidArgument, NotInstalled
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 
 _FIRST_DELAY: Final = 1.0
@@ -43,29 +44,35 @@ class RayMembers:
         self._members: tuple[Member, ...] | None = None
         self._problem = ""
 
-    async def run(self) -> None:
+    async def run(self, loop: WorkLoop) -> None:
         """Follow the members until it is cancelled."""
         delay = _FIRST_DELAY
         while True:
             began = time.monotonic()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "nerite.cli.main", "ray", "members", self._pool.source.ray,
-                stdout=PIPE, limit=_MAX_LINE,
-            )  # fmt: skip
-            try:
-                assert process.stdout is not None
-                while line := await process.stdout.readline():
-                    self.read(line)
-                await process.wait()
-            finally:
-                if process.returncode is None:
-                    process.terminate()
+            how = "has failed"
+            with loop.step("nerite ray members"):
+                how = f"has ended with status {await self._follow()}"
             delay = _FIRST_DELAY if time.monotonic() - began > _STABLE else min(2 * delay, _LONGEST_DELAY)
             log.warning(
-                f"pool '{self._pool.name}': nerite ray members has ended with status {process.returncode}. The last "
-                f"members stay; it is started again in {delay:g} s"
+                f"pool '{self._pool.name}': nerite ray members {how}. The last members stay; it is started again in "
+                f"{delay:g} s"
             )
             await asyncio.sleep(delay)
+
+    async def _follow(self) -> int:
+        """Take what the process prints until it ends; return its status. The next one prints all members again."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "nerite.cli.main", "ray", "members", self._pool.source.ray,
+            stdout=PIPE, limit=_MAX_LINE,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            while line := await process.stdout.readline():
+                self.read(line)
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
 
     def read(self, line: bytes) -> None:
         """Take a line that the process has printed."""
@@ -84,6 +91,6 @@ class RayMembers:
             log.warning(f"pool '{pool.name}': {problem}. The last members stay")
         self._problem = problem
         if members is not None and members != self._members:
-            self._members = members
             log.info(f"pool '{pool.name}': {pool.source.ray} has {len(members)} servers that are ready")
             self._take(members)
+            self._members = members  # only now, or members that could not be taken would not be tried again

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from nerite.autoscaling.policy import ScalingPolicy
 from nerite.autoscaling.scaler import PoolScaler
-from nerite.core.failures import report
 from nerite.core.work_loop import WorkLoop
 from nerite.router.pools import RouterPool
 
@@ -68,23 +67,39 @@ class RouterScaling:
             pool.name: ScaledPool(pool, pool.settings.scaling) for pool in pools if pool.settings.scaling is not None
         }
         """By name."""
-        self._observers: set[Callable[[ScaledPool], None]] = set()
+        self._observers: dict[Callable[[ScaledPool], None], str] = {}
+        """Each with its name as a unit of the loop."""
+        self._observed = 0
+        self._untold: dict[Callable[[ScaledPool], None], set[ScaledPool]] = {}
+        """Changes that an observer could not be told of."""
 
     def observe(self, changed: Callable[[ScaledPool], None]) -> None:
         """Have a function called whenever another number of members is wanted for a pool."""
-        self._observers.add(changed)
+        self._observed += 1
+        self._observers[changed] = f"observer {self._observed}"
 
     def forget(self, changed: Callable[[ScaledPool], None]) -> None:
         """Call a function no more."""
-        self._observers.discard(changed)
+        self.loop.forget(self._observers.pop(changed, ""))
+        self._untold.pop(changed, None)
 
     def tell(self, scaled: ScaledPool) -> None:
         """Call the functions that are to know of a change."""
         for changed in tuple(self._observers):
-            try:
-                changed(scaled)
-            except Exception as error:  # the other observers must still be called
-                report("router", error, f"while a change of pool '{scaled.pool.name}' was told")
+            self._untold.setdefault(changed, set()).add(scaled)
+        self._tell_rest()
+
+    def _tell_rest(self) -> None:
+        """Call functions that were not called yet, or have failed. One that fails keeps no other from being called."""
+        for changed, pools in list(self._untold.items()):
+            unit = self._observers[changed]
+            for scaled in list(pools):
+                if self.loop.admits(unit):
+                    with self.loop.step(unit):
+                        changed(scaled)
+                        pools.discard(scaled)
+            if not pools:
+                self._untold.pop(changed, None)
 
     async def run(self) -> None:
         """Decide once a second, and at once when a request finds no member in an empty pool, until it is cancelled."""
@@ -92,13 +107,15 @@ class RouterScaling:
         while True:
             await asyncio.sleep(_INTERVAL / 10)
             for name, scaled in self.scaled.items():
-                now = time.monotonic()
-                seconds = now - last[name]
-                if seconds >= _INTERVAL or scaled.wakes:
-                    last[name] = now
-                    with self.loop.step(f"pool '{name}'"):
-                        if scaled.observe(seconds, now):
-                            self.tell(scaled)
+                if self.loop.admits(unit := f"pool '{name}'"):
+                    with self.loop.step(unit):
+                        now = time.monotonic()
+                        seconds = now - last[name]
+                        if seconds >= _INTERVAL or scaled.wakes:
+                            last[name] = now
+                            if scaled.observe(seconds, now):
+                                self.tell(scaled)
+            self._tell_rest()
             self.loop.advanced()
 
     def report(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from nerite.core.failures import report
 from nerite.observability import machine
 from nerite.transports import access
 from nerite.transports.http.head import RequestHead
@@ -119,10 +120,13 @@ class IdleCheck:
 
     def start(self) -> None:
         """Check now, and periodically from now on."""
-        for connection in self._bounds.connections.idle(time.monotonic()):
-            self._bounds.closed["idle"] += 1
-            connection.retire()
         self._timer = asyncio.get_running_loop().call_later(self._every, self.start)
+        for connection in self._bounds.connections.idle(time.monotonic()):
+            try:
+                self._bounds.closed["idle"] += 1
+                connection.retire()
+            except Exception as error:  # the other connections are closed all the same
+                report("loop", error, "while an idle connection was closed")
 
     def stop(self) -> None:
         """Check no more."""

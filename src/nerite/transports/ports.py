@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nerite.batches.metrics import write_batch_metrics
 from nerite.config.options import ServerOptions
+from nerite.core.work_loop import WorkLoops
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.observability.gpus import GpuMetrics
 from nerite.observability.log import log
@@ -133,6 +134,8 @@ class ServerPorts:
         self._listeners: dict[str, TransportListener] = {}
         """Listeners by name of the port."""
         self._idle_check = IdleCheck(self._bounds, options.connections.idle_seconds)
+        self.loops = WorkLoops()
+        """Where the loops of the ports are added; to be set before ``open``."""
         self._sampling: asyncio.Task[None] | None = None
         """Takes samples for the console."""
         if options.http.enabled and options.http.console and log.recent is None:
@@ -292,6 +295,7 @@ class ServerPorts:
         history = None
         if metrics is not None:
             sampler = HistorySampler(self._server, self.refresh)
+            self.loops.add(sampler.loop)
             self._sampling = asyncio.get_running_loop().create_task(sampler.run())
             history = sampler.history
         assert log.recent is not None

@@ -96,8 +96,8 @@ class TcpListener(ABC, Generic[StateT]):
     def _check_again(self) -> None:
         if self._check_interval:
             loop = asyncio.get_running_loop()
-            self._check(loop.time())
             self._check_timer = loop.call_later(self._check_interval, self._check_again)
+            self._check(loop.time())
 
     def drain(self) -> None:
         """Announce to all clients that their connection ends soon, so that they send further requests elsewhere."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nerite.core.errors import Unavailable
+from nerite.core.work_loop import WorkLoop
 from nerite.kubernetes.api_client import ApiClient
 from nerite.kubernetes.object_watch import ObjectWatch, WatchedObjects
 
@@ -103,7 +104,7 @@ def test_watches_that_end_at_once_begin_again_later_and_later(monkeypatch: pytes
     monkeypatch.setattr(asyncio, "sleep", sleep)
     client = ClosingClient()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(ObjectWatch(client, "/api/v1/pods", "", lambda objects: None).run())
+        asyncio.run(ObjectWatch(client, "/api/v1/pods", "", lambda objects: None).run(WorkLoop("discovery")))
     assert client.watches == 8
     assert all(each >= 0.25 for each in delays)
     assert delays[-1] >= 15.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nerite.core.work_loop import WorkLoop
 from nerite.repository.catalogue import ROLLOUT_FILE, model_fingerprint
 from nerite.rollouts.declarations import Declarations, DeclaredRollout, baselines_in, read_now
 
@@ -15,7 +16,7 @@ class Changes:
 
     def __init__(self, repository: Path, *models: str) -> None:
         self.told: list[tuple[str, str, str]] = []
-        self.files = Declarations(self._changed)
+        self.files = Declarations(self._changed, WorkLoop("rollouts"))
         self.repository = repository
         for model in models:
             (repository / model).mkdir(parents=True)

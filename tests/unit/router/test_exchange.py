@@ -23,6 +23,7 @@ class Call:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.cancelled = False
+        self.owed = True
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from nerite.cluster.addresses import split_address
 from nerite.cluster.settings import ClusterSettings, PoolSettings
+from nerite.core.work_loop import WorkLoop
 from nerite.tools.up.local_plan import LocalProcess, awake
 from nerite.tools.up.replicas import PoolReplicas, ReplicaOrder, ReplicaStep
 from nerite.tools.up.supervisor import Supervisor
@@ -48,6 +49,9 @@ class PoolFollower:
         self._make = make
         self._members_file = members_file
         self._say = say
+        self._loop = WorkLoop("autoscaling", "servers of this machine")
+        self._lines: dict[str, str] = {}
+        """The members file of each pool, as it was written last."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _begin(self, pool: str) -> PoolReplicas:
@@ -62,22 +66,34 @@ class PoolFollower:
             await asyncio.sleep(_INTERVAL)
             report = await asyncio.to_thread(ask, *self._router, "GET", "/v2/pools", _ASK_SECONDS)
             for pool in [] if report is None else report.get("pools", []):
-                if pool["name"] in self._pools and "wanted" in pool:
-                    self._follow(pool)
+                unit = f"pool '{pool['name']}'"
+                if pool["name"] in self._pools and "wanted" in pool and self._loop.admits(unit):
+                    with self._loop.step(unit):
+                        self._follow(pool)
 
     def _follow(self, report: Mapping[str, Any]) -> None:
+        """Do what follows for one pool. Raises what an order has raised, after the others were carried out."""
         name = report["name"]
         replicas = self._replicas[name]
         listed = {member["name"] for member in report["members"]}
         orders = replicas.orders(report["wanted"], report["warm"], self._supervisor.ready, listed)
+        failed: Exception | None = None
         for order in orders:
-            self._carry_out(self._pools[name], order, report["reason"])
-        if any(order.step in (ReplicaStep.JOIN, ReplicaStep.LEAVE) for order in orders):
-            lines = "".join(f"{self._servers[each].member}\n" for each in replicas.joined)
+            try:
+                self._carry_out(self._pools[name], order, report["reason"])
+            except Exception as error:
+                failed = error
+                if order.step in (ReplicaStep.START, ReplicaStep.STAND_BY):
+                    replicas.lost(order.name)
+        lines = "".join(f"{self._servers[each].member}\n" for each in replicas.joined)
+        if lines != self._lines.get(name):
             file = self._members_file(name)
             written = file.with_suffix(".new")
             written.write_text(lines)
             os.replace(written, file)
+            self._lines[name] = lines
+        if failed is not None:
+            raise failed
 
     def _carry_out(self, pool: PoolSettings, order: ReplicaOrder, reason: str) -> None:
         step, name = order

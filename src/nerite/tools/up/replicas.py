@@ -90,6 +90,10 @@ class PoolReplicas:
             each.replaced, each.hurried = each.name in replaced, each.name in hurried
         return [*self._go(listed), *self._join(), *self._members(wanted), *self._standbys(warm)]
 
+    def lost(self, name: str) -> None:
+        """Forget a server that could not be started: another one takes its place."""
+        self._replicas.pop(name, None)
+
     def _go(self, listed: Collection[str]) -> list[ReplicaOrder]:
         gone = [each for each in self._replicas.values() if each.leaving and each.name not in listed]
         return [self._stop(each) for each in gone]

@@ -11,6 +11,7 @@ import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException
+from subprocess import SubprocessError
 from typing import Final
 
 from nerite.cluster.addresses import split_address
@@ -115,7 +116,7 @@ class Supervisor:
                     *planned.command, stdout=PIPE, stderr=STDOUT, limit=_MAX_LINE, start_new_session=True,
                     preexec_fn=_end_with_parent,
                 )  # fmt: skip
-            except OSError as error:
+            except (OSError, ValueError, SubprocessError) as error:  # such as a NUL in a flag
                 self._say(f"{planned.name} cannot be started: {error}")
             else:
                 self._running[name] = process
@@ -191,7 +192,7 @@ def is_ready(process: LocalProcess) -> bool:
             return True
         connection.request("GET", process.ready_path)
         return connection.getresponse().status == 200
-    except (OSError, HTTPException):
+    except (OSError, HTTPException, ValueError):
         return False
     finally:
         connection.close()

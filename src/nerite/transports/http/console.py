@@ -17,7 +17,7 @@ from nerite.config.open_ports import open_ports, remedy
 from nerite.config.options import METRICS_CATEGORY, ServerOptions
 from nerite.core.client_text import checked_name
 from nerite.core.errors import Forbidden, InvalidArgument
-from nerite.core.failures import report
+from nerite.core.work_loop import WorkLoop
 from nerite.observability.metrics_history import INTERVAL, SAMPLES, MetricsHistory, VersionReading
 from nerite.observability.recent_log import LEVELS, RecentLog
 from nerite.transports import access
@@ -80,6 +80,7 @@ class HistorySampler:
     def __init__(self, server: InferenceServer, refresh: Callable[[], Awaitable[None]]) -> None:
         """``refresh`` brings what other processes have counted into this one."""
         self.history = MetricsHistory()
+        self.loop = WorkLoop("sampling")
         self._server = server
         self._refresh = refresh
 
@@ -88,21 +89,21 @@ class HistorySampler:
         last = time.monotonic()
         while True:
             await asyncio.sleep(INTERVAL)
-            try:
+            with self.loop.step("the front processes"):
                 await self._refresh()
+            with self.loop.step("the sample"):
                 now = time.monotonic()
                 await self._take(now - last)
                 last = now
-            except Exception as error:
-                report("http", error, "in a sample for the console")
 
     async def _take(self, seconds: float) -> None:
         turns = LoopTurns()
         self.history.begin(time.time(), seconds)
         for running in list(self._server.running_versions()):
-            queued = sum(running.waiting.values())
-            reading = VersionReading(running.statistics, running.tokens, queued, running.pending)
-            self.history.note((running.name, running.label), reading)
+            with self.loop.step(f"model '{running.name}'"):
+                queued = sum(running.waiting.values())
+                reading = VersionReading(running.statistics, running.tokens, queued, running.pending)
+                self.history.note((running.name, running.label), reading)
             await turns.go_on()
         self.history.end()
 
