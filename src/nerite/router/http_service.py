@@ -188,7 +188,7 @@ class RouterService:
     def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:
         """Return the body without its coding. Raises ``TooLarge`` if that would block other requests."""
         content_coding.check_coding(target.coding)
-        plain = content_coding.decompress_small(body, self._settings.max_body)
+        plain = content_coding.decompress_small(body, self._settings.max_body, alone=True)
         if plain is None:
             raise TooLarge(
                 f"a compressed body of {len(body)} bytes is too large for the router, which has to read it: "

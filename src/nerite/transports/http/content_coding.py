@@ -40,12 +40,15 @@ def decompress(body: memoryview, limit: int, take: Callable[[int], None] | None 
         raise _refusal(error, limit) from None
 
 
-def decompress_small(body: memoryview, limit: int) -> memoryview | None:
-    """Return the decompressed body as ``decompress`` does, or None if it is so large that it would block the loop."""
+def decompress_small(body: memoryview, limit: int, *, alone: bool = False) -> memoryview | None:
+    """Return the decompressed body as ``decompress`` does, or None if it is so large that it would block the loop.
+
+    ``alone``: nothing may follow the compressed data.
+    """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
     try:
-        return unpacking.unpack_small(body, _EITHER, limit)
+        return unpacking.unpack_small(body, _EITHER, limit, alone=alone)
     except (unpacking.UnpackedTooLarge, unpacking.BrokenContent) as error:
         raise _refusal(error, limit) from None
 
