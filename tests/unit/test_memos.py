@@ -161,6 +161,8 @@ WITH_REQUESTS: Final = {
     "transports/http/item_exchange.py:headers": "of one head",
     "router/pools.py:idle": "members with such requests under way",
     "router/http_relay.py:_counts": "kinds of tokens, seven",
+    "router/json_members.py:_seen": "wanted names, eleven",
+    "router/json_members.py:found": "wanted names, eleven",
     "router/http_service.py:locks": "categories, one",
     "router/pools.py:metered": "members, as health checks find them",
     "artifacts/programs/torchserve_handler.py:request_ids": "of one batch",

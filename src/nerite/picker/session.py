@@ -14,7 +14,7 @@ from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError
 from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
-from nerite.router.body_facts import form_facts, generate_facts, openai_facts, sequence_of
+from nerite.router.body_facts import SequenceFacts, form_facts, generate_facts, openai_facts, sequence_of
 from nerite.router.grpc_routing import CallMessages, routed_request
 from nerite.router.load_reports import load_report
 from nerite.router.pools import RouterPool
@@ -29,6 +29,7 @@ _OPENAI: Final = "/v1/"
 _GRPC_MODELS: Final = "/inference.GRPCInferenceService/Model"
 """Beginning of the methods whose messages name a model, in the same field."""
 _GENERATED: Final = ("generate", "generate_stream")
+_INFERENCES: Final = ("infer", *_GENERATED)
 _FULL_DUPLEX: Final = 4
 _BUFFERED: Final = 2
 _FAILED: Final = range(500, 600)
@@ -226,6 +227,7 @@ class PickSession:
             single = not path.endswith("/ModelStreamInfer")
             return routed_request(facts, session, single=single, repeatable=False)
         model, version, limit, prompt = "", "", 0.0, memoryview(b"")
+        sequence = SequenceFacts()
         if path.startswith(_OPENAI):
             if body:
                 media_type = self._fields.get("content-type", "")
@@ -238,7 +240,8 @@ class PickSession:
             version = route.arguments.get("version", "")
             if body and route.endpoint.name in _GENERATED:
                 limit, prompt = generate_facts(body)
-        sequence = sequence_of(body)
+            if route.endpoint.name in _INFERENCES:
+                sequence = sequence_of(body)
         prefix = prefix_hashes(prompt, model) if prompt else ()
         return RoutedRequest(
             model,

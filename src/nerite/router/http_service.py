@@ -45,6 +45,8 @@ _READINESS: Final = {"ready": Reply(400, b"", reply.PLAIN), "health": _UNHEALTHY
 """Replies of a router that is not ready, by endpoint."""
 _LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready", "openai_models": "/v1/models"})
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
+_LARGEST_QUESTION: Final = 64 * 1024
+"""Bytes of a body that is sent to all members."""
 OF_ALL_TENANTS: Final = "statistics"
 """Category of endpoints that tell the usage and quotas of all tenants, as servers call it."""
 _ALL_TENANTS: Final = ("usage", "quota")
@@ -210,6 +212,8 @@ class RouterService:
             calls = self._background_calls if own is None else self._openai_calls
             calls.start(connection, self._usage(query))
         elif target.local == "index":
+            if len(body) > _LARGEST_QUESTION:
+                raise TooLarge(f"the body has {len(body)} bytes, more than the {_LARGEST_QUESTION} for this request")
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())
