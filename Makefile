@@ -66,6 +66,7 @@ bench: $(VENV)/dev  ## the tables of docs/benchmarks.md: beside Triton, beside b
 	$(BIN)/python benchmarks/iterative.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/ledger_cost.py
+	$(BIN)/python benchmarks/bombs.py
 	$(BIN)/python benchmarks/rollout_judge.py
 	$(BIN)/python benchmarks/balancing.py
 	$(BIN)/python benchmarks/autoscaling.py

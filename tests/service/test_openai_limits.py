@@ -329,6 +329,22 @@ def test_what_it_takes_for_a_prompt_is_known_before_it_is_tokenized(server: Serv
     assert "the prompt has 26000000 characters, which do not fit into a context of 100000 tokens" in answer["error"]
 
 
+def test_what_is_tokenized_fits_into_the_context(server: Serving) -> None:
+    """A token is a byte here, and the context has 100,000."""
+    with answering(server):
+        for path, body, told in (
+            ("/tokenize", {"prompt": "x" * 1_500_000}, "of 1500000 characters of the prompt do not fit into a context"),
+            ("/tokenize", {"prompt": "x" * 20_000_000}, "the prompt has 20000000 characters"),
+            ("/tokenize", {"prompt": "x" * 100_001}, "the prompt has 100001 tokens, but the model's context is 100000"),
+            ("/v1/completions", {"prompt": "x" * 1_500_000}, "of 1500000 characters of the prompt do not fit"),
+            ("/v1/completions", {"prompt": "x" * 1_500_000, "truncate_prompt_tokens": 10}, ""),
+            ("/detokenize", {"tokens": [50] * 100_001}, "there are 100001 tokens, but the model's context is 100000"),
+            ("/detokenize", {"tokens": [50] * 100_000}, ""),
+        ):
+            status, answer = ask(server, path, model="chat", **body)
+            assert (status, told in json.dumps(answer)) == (400 if told else 200, True), (path, answer)
+
+
 def test_defaults_of_a_checkpoint_are_left_out(server: Serving) -> None:
     texts = set()
     for _ in range(3):

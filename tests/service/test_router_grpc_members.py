@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,29 @@ def test_quotas_hold_for_calls_and_streams(tmp_path: Path) -> None:
         assert "tenant 'small'" in statuses[2][1]
         assert raw.ask(REQUEST)[0] == 0, "other tenants are not concerned"
         raw.close()
+
+
+def test_what_is_admitted_is_what_the_member_reads(tmp_path: Path) -> None:
+    table = f'{ROUTER}ledger = "ledger.db"\n'
+    dear = wire.ModelInferRequest(model_name="dear").SerializeToString()
+    large = wire.ModelInferRequest(model_name="m", raw_input_contents=[bytes(1_000_000)]).SerializeToString()
+    with grpc_stand_ins(at_end(answering)) as (member,), ExitStack() as stack:
+        member.models = ("m", "dear")
+        router = stack.enter_context(routed(tmp_path, member, router=table))
+        raw = RawGrpc(router)
+        for message in (REQUEST + dear, large + dear):
+            assert raw.ask(message)[0] == 0
+            assert raw.ask(gzip.compress(message), compressed=True)[0] == 0
+        for more in (framed(REQUEST) + framed(dear), framed(large + dear)):
+            stream = raw.begin(STREAM)
+            raw.send(stream, more, end=True)
+            status, told = raw.status(stream)
+            assert status == 3 and "use a call for each model" in told
+        report = router.json("GET", "/v2/usage?group_by=model,ending")
+        raw.close()
+    rows = {(row["model"], row["ending"]): row["requests"] for row in report["data"]}
+    assert rows.pop(("dear", "answered")) == 4
+    assert set(rows) <= {("m", "cancelled")}
 
 
 def test_a_call_waits_for_its_turn(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ WITH_REQUESTS: Final = {
     "router/pools.py:exchanges": "requests that are at a member",
     "router/pools.py:idle": "members with such requests under way",
     "router/http_relay.py:_counts": "kinds of tokens, seven",
+    "router/json_members.py:_seen": "wanted names, eleven",
+    "router/json_members.py:found": "wanted names, eleven",
     "router/http_service.py:locks": "categories, one",
     "router/pools.py:metered": "members, as health checks find them",
     "artifacts/programs/torchserve_handler.py:request_ids": "of one batch",

@@ -415,6 +415,9 @@ class LlmInstance:
         """Return a call whose prompt has its text, if that is wanted and the prompt is tokens."""
         if not call.echo or isinstance(call.prompt, str):
             return call
+        most = self._engine.capabilities().context_length
+        if len(call.prompt) > most:
+            raise InvalidArgument(f"there are {len(call.prompt)} tokens, but the model's context is {most}")
         return replace(call, prepend=self._engine.detokenize(call.prompt))
 
 

@@ -23,6 +23,13 @@ from nerite.llm.structured_output import Grammar
 
 LONGEST_TOKEN: Final = 256
 """Characters; no known token is longer. The longest token of most vocabularies is 128 spaces."""
+_AVERAGE_TOKEN: Final = 16
+"""Characters that the tokens of a long prompt may have on average: those of any language have fewer than five."""
+_USUAL_TOKEN: Final = 6
+_SHORT_PROMPT: Final = 64 * 1024
+"""Characters that are tokenized in some milliseconds."""
+_CUT_TOKENS: Final = 16
+"""More tokens than a text has because it is cut."""
 
 
 class FinishReason(Enum):
@@ -239,18 +246,32 @@ def kept_of_prompt(sampling: SamplingParameters, context_length: int) -> int | N
     return max(context_length - least, 1)
 
 
-def tokenizable(prompt: str, kept: int | None, context_length: int) -> str:
+def longest_text(context_length: int) -> int:
+    """Return the characters of a text that is tokenized if it has to fit into a context."""
+    return max(context_length * _AVERAGE_TOKEN, _SHORT_PROMPT)
+
+
+def tokenizable(prompt: str, kept: int | None, context_length: int, count: Callable[[str], int]) -> str:
     """Return the part of a prompt that can contain its last ``kept`` tokens; all of it if all tokens are kept.
 
-    Raises ``InvalidArgument`` if the prompt is too long for the context whatever its tokens are: tokenizing takes
-    seconds for each ten megabytes, during which no other request is accepted.
+    Raises ``InvalidArgument`` if a prompt does not fit into the context. Tokenizing takes seconds for ten megabytes,
+    during which no other request is accepted: so its characters are limited, too, and ``count``, which returns the
+    number of tokens of a text, is asked of no more text than fits.
     """
+    most = longest_text(context_length)
     if kept is not None:
-        return prompt[-(kept + 1) * LONGEST_TOKEN :]
-    if len(prompt) > context_length * LONGEST_TOKEN:
+        return prompt[-min((kept + 1) * LONGEST_TOKEN, most) :]
+    if len(prompt) > most:
         raise InvalidArgument(
             f"the prompt has {len(prompt)} characters, which do not fit into a context of {context_length} tokens"
         )
+    if len(prompt) > max(context_length * _USUAL_TOKEN, _SHORT_PROMPT):
+        tokens = 0
+        for at in range(0, len(prompt), _SHORT_PROMPT):
+            tokens += count(prompt[at : at + _SHORT_PROMPT]) - _CUT_TOKENS
+            if tokens > context_length:
+                part = f"the first {at + _SHORT_PROMPT} of {len(prompt)} characters of the prompt"
+                raise InvalidArgument(f"{part} do not fit into a context of {context_length} tokens")
     return prompt
 
 
@@ -390,7 +411,7 @@ class LoopEngine(ABC):
         kept = kept_of_prompt(request.sampling, most)
         tokens: list[int]
         if isinstance(prompt, str):
-            text = tokenizable(prompt, kept, most)
+            text = tokenizable(prompt, kept, most, self._count)
             tokens = self._tokenizer.encode(text, add_special_tokens=request.special_tokens)
         else:
             tokens = list(prompt)
@@ -404,6 +425,9 @@ class LoopEngine(ABC):
                 f"{len(tokens) - most + 1} to leave room for an answer"
             )
         return tokens
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     # In the engine's thread
 

@@ -14,17 +14,22 @@ from nerite.core.client_text import checked_name
 from nerite.core.errors import NeriteError
 from nerite.picker import answers
 from nerite.picker.endpoints import EndpointTable
-from nerite.router.body_facts import generate_facts, openai_facts, sequence_of
-from nerite.router.grpc_routing import facts_of, routed_request
+from nerite.router.body_facts import SequenceFacts, form_facts, generate_facts, openai_facts, sequence_of
+from nerite.router.grpc_routing import CallMessages, routed_request
 from nerite.router.load_reports import load_report
 from nerite.router.pools import RouterPool
 from nerite.transports import access
 from nerite.transports.grpc.messages import WINDOWS
 from nerite.transports.http import routes
+from nerite.transports.http.files import TYPE as FORM
+from nerite.transports.http.files import form_media_type
 from nerite.wire import ext_proc as wire
 
 _OPENAI: Final = "/v1/"
+_GRPC_MODELS: Final = "/inference.GRPCInferenceService/Model"
+"""Beginning of the methods whose messages name a model, in the same field."""
 _GENERATED: Final = ("generate", "generate_stream")
+_INFERENCES: Final = ("infer", *_GENERATED)
 _FULL_DUPLEX: Final = 4
 _BUFFERED: Final = 2
 _FAILED: Final = range(500, 600)
@@ -60,6 +65,8 @@ class PickSession:
         self._fields = answers.fields_of(wire.HeaderMap())
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
+        self._messages = CallMessages(0)
+        """Those of a gRPC call."""
         self._decided = False
         """An endpoint was chosen, or the request was refused."""
         self._place: tuple[RouterPool, Member] | None = None
@@ -83,6 +90,7 @@ class PickSession:
             return
         if kind == "request_headers":
             self._fields = answers.fields_of(message.request_headers.headers)
+            self._messages = CallMessages(WINDOWS.get(self._fields.get("grpc-encoding", ""), 0))
             self._subset = answers.subset_of(message)
             yield from self._take_request_headers(message.request_headers.end_of_stream)
         elif kind == "request_body":
@@ -129,6 +137,10 @@ class PickSession:
     def _grpc(self) -> bool:
         return self._fields.get("content-type", "").startswith("application/grpc")
 
+    @property
+    def _names_models(self) -> bool:
+        return self._grpc and self._fields.get(":path", "").startswith(_GRPC_MODELS)
+
     def _take_request_headers(self, end: bool) -> Iterator[wire.ProcessingResponse]:
         if not end and self._request_mode == _FULL_DUPLEX and not self._decided:
             return
@@ -140,6 +152,10 @@ class PickSession:
     def _take_request_body(self, body: bytes, end: bool) -> Iterator[wire.ProcessingResponse]:
         if self._request_mode not in (_FULL_DUPLEX, _BUFFERED):
             yield wire.ProcessingResponse(request_body=wire.BodyResponse())
+        elif self._names_models and (error := self._follow_messages(body)) is not None:
+            if self._place is not None or not self._decided:
+                yield answers.refused(error.http_status, error.message)
+            self._decided, self._place = True, None
         elif self._decided:
             if self._place is not None:
                 yield from answers.request_pieces(body, end)
@@ -152,15 +168,17 @@ class PickSession:
             self._body = bytearray()
         else:
             self._body += body
-            if end or (self._grpc and self._names_model()):
+            if end or (self._grpc and self._messages.facts is not None):
                 yield from self._decide(end_of_body=end)
 
-    def _names_model(self) -> bool:
-        return facts_of(memoryview(self._body), self._window, complete=False) is not None
-
-    @property
-    def _window(self) -> int:
-        return WINDOWS.get(self._fields.get("grpc-encoding", ""), 0)
+    def _follow_messages(self, body: bytes) -> NeriteError | None:
+        """Read more of a gRPC call; return the error if it may not be passed on, after which it has ended."""
+        try:
+            self._messages.feed(memoryview(body))
+        except NeriteError as error:
+            self.close(cancelled=True)
+            return error.without_frames()
+        return None
 
     def _decide(self, *, end_of_body: bool) -> Iterator[wire.ProcessingResponse]:
         """Choose an endpoint, and pass on what was kept of the body."""
@@ -205,14 +223,16 @@ class PickSession:
         session = checked_name(session, "the session in a header")
         body = memoryview(self._body)
         if self._grpc:
-            facts = facts_of(body, self._window, complete=True)
-            assert facts is not None
+            facts = self._messages.settle()
             single = not path.endswith("/ModelStreamInfer")
             return routed_request(facts, session, single=single, repeatable=False)
         model, version, limit, prompt = "", "", 0.0, memoryview(b"")
+        sequence = SequenceFacts()
         if path.startswith(_OPENAI):
             if body:
-                openai = openai_facts(body)
+                media_type = self._fields.get("content-type", "")
+                form = form_media_type(media_type) == FORM
+                openai = form_facts(body, media_type) if form else openai_facts(body)
                 model, limit, prompt = openai.model, openai.answer_limit, openai.prompt
                 session = session or openai.user
         elif route := routes.find_route(path):
@@ -220,7 +240,8 @@ class PickSession:
             version = checked_name(route.arguments.get("version", ""), "the version in the path")
             if body and route.endpoint.name in _GENERATED:
                 limit, prompt = generate_facts(body)
-        sequence = sequence_of(body)
+            if route.endpoint.name in _INFERENCES:
+                sequence = sequence_of(body)
         prefix = prefix_hashes(prompt, model) if prompt else ()
         return RoutedRequest(
             model,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from nerite.balancing.member import RoutedRequest
 from nerite.core.errors import NeriteError
 from nerite.core.request import CancelReason
 from nerite.http2 import Buffer
@@ -58,11 +60,26 @@ class RoutedCall(GrpcCall):
     def route(self, target: RoutedTarget, framed: memoryview) -> None:
         """Send the call to a member."""
         try:
-            request = target.routed(framed, True)
+            request = target.routed(framed)
         except NeriteError as error:
             self.fail(messages.of_error(error))
             return
-        assert request is not None
+        if request is not None:
+            self._send(target, framed, request)
+        else:
+            work = partial(target.routed_aside, framed)
+            self.connection.bounds.aside.run("router", work, partial(self._go_on, target, framed))
+
+    def _go_on(self, target: RoutedTarget, framed: memoryview, found: RoutedRequest | NeriteError) -> None:
+        """Send a call whose message was read in a thread, unless it has ended meanwhile."""
+        if self.connection.calls.get(self.stream_id) is not self:
+            return
+        if isinstance(found, NeriteError):
+            self.fail(messages.of_error(found))
+        else:
+            self._send(target, framed, found)
+
+    def _send(self, target: RoutedTarget, framed: memoryview, request: RoutedRequest) -> None:
         timeout, self.deadline = _remaining(self.deadline), None
         self._relay = CallRelay(self, target, request, len(framed), timeout)
         self._relay.begin(framed, True)
@@ -115,7 +132,9 @@ class RoutedStream:
     waits = True
     outer_span = None
 
-    __slots__ = ("_beginning", "_relay", "_target", "access", "connection", "deadline", "share", "stream_id")
+    __slots__ = (
+        "_beginning", "_messages", "_relay", "_target", "access", "connection", "deadline", "share", "stream_id",
+    )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream_id: int, target: RoutedTarget) -> None:
         self.connection = connection
@@ -124,24 +143,28 @@ class RoutedStream:
         self.deadline: asyncio.TimerHandle | None = None
         self.share = ByteReservation(connection.bounds.bytes)
         self._beginning = bytearray()
+        self._messages = target.messages()
         self._relay: CallRelay | None = None
         self.access: AccessRecord | None = None
 
     def receive(self, data: bytes | memoryview, end: bool) -> None:
         """Pass on a piece of the stream."""
+        following = self._messages
+        try:
+            following.feed(memoryview(data))
+            if self._relay is None:
+                self._beginning += data
+                if end or len(self._beginning) >= BEGINNING:
+                    following.settle()
+        except NeriteError as error:
+            self.abandon(error)
+            return
         if self._relay is not None:
             self._relay.send(bytes(data), end)
-            return
-        self._beginning += data
-        complete = end or len(self._beginning) >= BEGINNING
-        try:
-            request = self._target.routed(memoryview(self._beginning), complete)
-        except NeriteError as error:
-            self.fail(messages.of_error(error))
-            return
-        if request is not None:
+        elif following.facts is not None:
             timeout, self.deadline = _remaining(self.deadline), None
             beginning, self._beginning = self._beginning, bytearray()
+            request = self._target.request_of(following.facts)
             self._relay = CallRelay(self, self._target, request, len(beginning), timeout)
             self._relay.begin(beginning, end)
 

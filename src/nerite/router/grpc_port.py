@@ -143,6 +143,11 @@ class RouterGrpcPort:
 
     # For the calls
 
+    @property
+    def accounts(self) -> bool:
+        """Whether calls are admitted or billed by the model of their first message."""
+        return self._admission is not None or self.ledger is not None
+
     def exchange(
         self, client: CallRelay, request: RoutedRequest, target: RoutedTarget, size: int, timeout: float
     ) -> RoutedExchange:

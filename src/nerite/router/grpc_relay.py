@@ -13,6 +13,7 @@ from nerite.http2 import Buffer, ReplyHeaders, encode_headers
 from nerite.router.accounting import RoutedAccount
 from nerite.router.exchange import RoutedExchange
 from nerite.router.grpc_member import GrpcCallSink, GrpcMemberCall
+from nerite.router.grpc_routing import CallMessages, MessageFacts
 from nerite.router.hedging import HedgedRelay
 from nerite.router.load_reports import BINARY, load_report_in
 from nerite.router.member_call import MemberCall
@@ -36,6 +37,10 @@ _KEPT: Final = 256 * 1024
 
 class CallRouter(Protocol):
     """What the calls need of the router."""
+
+    @property
+    def accounts(self) -> bool:
+        """Whether calls are admitted or billed by the model of their first message."""
 
     def exchange(
         self, client: CallRelay, request: RoutedRequest, target: RoutedTarget, size: int, timeout: float
@@ -71,11 +76,20 @@ class RoutedTarget(CallTarget, Protocol):
         is asked for its load.
         """
 
-    def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
-        """Return what the choice of a member depends on; None if more of the message is needed.
+    def routed(self, framed: memoryview) -> RoutedRequest | None:
+        """Return what the choice of a member depends on; None if ``routed_aside`` has to find it.
 
-        ``message`` begins with the prefix of five bytes. Raises ``NeriteError``.
+        ``framed`` begins with the prefix of five bytes. Raises ``NeriteError``.
         """
+
+    def routed_aside(self, framed: memoryview) -> RoutedRequest:
+        """Return the same for a message that would block the event loop. Raises ``NeriteError``."""
+
+    def messages(self) -> CallMessages:
+        """Return what follows the messages of a stream."""
+
+    def request_of(self, facts: MessageFacts) -> RoutedRequest:
+        """Return what the choice of a member depends on, given what its first message says."""
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
         """Return the block of headers and the message that answer a call for which there is no member."""

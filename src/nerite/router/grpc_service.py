@@ -23,6 +23,7 @@ from nerite.router.admission import ANYBODY
 from nerite.router.grpc_calls import RoutedCall
 from nerite.router.grpc_member import GrpcMemberCall
 from nerite.router.grpc_relay import CallRouter
+from nerite.router.grpc_routing import CallMessages, MessageFacts
 from nerite.router.http_members import MAX_ANSWER
 from nerite.router.pools import PoolTable
 from nerite.transports import access
@@ -191,17 +192,28 @@ class MemberTarget(RefusedTarget):
             return block + self._identity
         return block + self._identity + encode_headers([(REQUEST_ID.encode(), account.request_id.encode())])
 
-    def routed(self, message: memoryview, complete: bool) -> RoutedRequest | None:
-        """Return what the choice of a member depends on; None if more of the message is needed."""
+    def routed(self, framed: memoryview) -> RoutedRequest | None:
+        """Return what the choice of a member depends on; None if that has to be found in a thread."""
         method = self._method
         if method.kind is MethodKind.ANY:
-            name = grpc_routing.name_of(message, self._window, method.name_tag) if method.name_tag else ""
+            name = grpc_routing.name_of(framed, self._window, method.name_tag) if method.name_tag else ""
             return RoutedRequest(name, repeatable=method.repeatable)
-        facts = grpc_routing.facts_of(message, self._window, complete=complete)
-        if facts is None:
-            return None
+        facts = grpc_routing.facts_of(framed, self._window)
+        return None if facts is None else self.request_of(facts)
+
+    def routed_aside(self, framed: memoryview) -> RoutedRequest:
+        """Return the same for a large compressed message."""
+        return self.request_of(grpc_routing.facts_of_large(framed, self._window, self.max_message))
+
+    def messages(self) -> CallMessages:
+        """Return what follows the messages of a stream."""
+        return CallMessages(self._window, one_model=self.router.accounts)
+
+    def request_of(self, facts: MessageFacts) -> RoutedRequest:
+        """Return what the choice of a member depends on, given what the first message says."""
+        repeatable = self._method.repeatable
         return grpc_routing.routed_request(
-            facts, self._session, single=self.single, repeatable=method.repeatable, tenant=self._tenant
+            facts, self._session, single=self.single, repeatable=repeatable, tenant=self._tenant
         )
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:

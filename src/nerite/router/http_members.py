@@ -15,7 +15,7 @@ from nerite.observability.log import log
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import RouterPool
-from nerite.router.response_body import ChunkScanner, pieces_of
+from nerite.router.response_body import ChunkScanner, data_of
 from nerite.router.response_head import ResponseHead, ResponseHeads
 from nerite.transports.http.head import field_line, request_line
 
@@ -83,8 +83,7 @@ class _Question:
         self._status = head.status
 
     def take_data(self, data: Buffer, scanner: ChunkScanner | None) -> None:
-        for piece in [data] if scanner is None else pieces_of(bytes(data), scanner):
-            self._body += piece
+        self._body += data if scanner is None else data_of(data, scanner)
         if len(self._body) > MAX_ANSWER and self._connection is not None:
             self._connection.abandon()
             self._set(MemberAnswer(0, problem=f"sent an answer of more than {MAX_ANSWER} bytes"))

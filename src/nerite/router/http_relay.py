@@ -20,7 +20,7 @@ from nerite.router.load_reports import load_report
 from nerite.router.member_call import MemberCall
 from nerite.router.member_connection import MemberConnection, MemberConnections
 from nerite.router.pools import RouterPool
-from nerite.router.response_body import ChunkScanner, pieces_of
+from nerite.router.response_body import ChunkScanner, data_of
 from nerite.router.response_head import REPORT, ResponseHead
 from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
@@ -180,8 +180,7 @@ class HttpRelay(HedgedRelay):
         if closes:
             client.send_pieces([data])
         elif scanner is not None and self._plain:
-            for piece in pieces_of(bytes(data), scanner):
-                client.send_bytes(piece)
+            client.send_bytes(data_of(data, scanner))
         else:
             client.send_bytes(data)
 

@@ -48,6 +48,8 @@ _READINESS: Final = {"ready": reply.BAD_REQUEST, "health": _UNHEALTHY, "ping": _
 """Replies of a router that is not ready, by endpoint."""
 _LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready", "openai_models": "/v1/models"})
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
+_LARGEST_QUESTION: Final = 64 * 1024
+"""Bytes of a body that is sent to all members."""
 OF_ALL_TENANTS: Final = "statistics"
 """Category of endpoints that tell the usage and quotas of all tenants, as servers call it."""
 _TENANTS_KEY: Final = "add admin-key to [router] of the cluster file (docs/router.md)"
@@ -197,7 +199,7 @@ class RouterService:
     def _unpacked(self, target: RouteTarget, body: memoryview) -> memoryview:
         """Return the body without its coding. Raises ``TooLarge`` if that would block other requests."""
         content_coding.check_coding(target.coding)
-        plain = content_coding.decompress_small(body, self._settings.max_body)
+        plain = content_coding.decompress_small(body, self._settings.max_body, alone=True)
         if plain is None:
             raise TooLarge(
                 f"a compressed body of {len(body)} bytes is too large for the router, which has to read it: "
@@ -218,6 +220,8 @@ class RouterService:
             tenant = "" if self._admission is None else target.caller.tenant
             self._openai_calls.start(connection, self._usage(UsageQuery.parse(head.query, time.time(), tenant)))
         elif target.local == "index":
+            if len(body) > _LARGEST_QUESTION:
+                raise TooLarge(f"the body has {len(body)} bytes, more than the {_LARGEST_QUESTION} for this request")
             self._background_calls.start(connection, self._lists.index(bytes(body)))
         elif target.local == "openai_models":
             self._background_calls.start(connection, self._lists.openai_models())

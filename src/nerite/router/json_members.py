@@ -154,6 +154,9 @@ class _Search:
             slashes = chars == _BACKSLASH
             escaped, self._escaped = _escaped(slashes, self._escaped)
             quotes &= ~escaped
+        if self._inside and not quotes.any():
+            self._at = stop
+            return
         inside = np.cumsum(quotes, dtype=np.int32)
         inside += self._inside
         inside &= 1

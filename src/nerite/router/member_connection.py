@@ -72,6 +72,8 @@ class MemberConnection(asyncio.Protocol):
         """The client does not read the response."""
         self.made = False
         """It was connected, so ``connection_lost`` will be called."""
+        self._unread = b""
+        """What is taken in the next turn of the loop, before anything else is read: it has very many chunks."""
         self.served = 0
         """Number of responses so far."""
         self.idle_since = 0.0
@@ -100,7 +102,20 @@ class MemberConnection(asyncio.Protocol):
         self.paused = paused
         if paused:
             self._transport.pause_reading()
-        else:
+        elif not self._unread:
+            self._transport.resume_reading()
+
+    def _take_later(self, data: bytes) -> None:
+        """Take the rest of what was received in the next turn of the loop, so that others do not wait."""
+        self._unread = data
+        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._take_unread)
+
+    def _take_unread(self) -> None:
+        data, self._unread = self._unread, b""
+        if not self.closed:
+            self.data_received(data)
+        if not (self._unread or self.paused or self.closed):
             self._transport.resume_reading()
 
     def abandon(self) -> None:
@@ -117,7 +132,9 @@ class MemberConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take received bytes."""
         try:
-            if self._taker is None:  # nothing was asked
+            if self._unread:
+                self._unread += data
+            elif self._taker is None:  # nothing was asked
                 self.close()
             elif self._head is None:
                 self._take_beginning(self._taker, data)
@@ -166,9 +183,11 @@ class MemberConnection(asyncio.Protocol):
         head, scanner = self._head, self._scanner
         assert head is not None
         used = size = len(data)
+        rest = b""
         if scanner is not None:
             used = scanner.feed(data)
             complete = scanner.complete
+            rest = b"" if complete else data[used:]
         elif head.closes:
             complete = False
         else:
@@ -178,7 +197,9 @@ class MemberConnection(asyncio.Protocol):
         if used < size:
             data = data[:used]
         taker.take_data(data, scanner)
-        if complete and self._taker is taker:  # the client may have gone meanwhile
+        if rest and not self.closed:
+            self._take_later(rest)
+        elif complete and self._taker is taker:  # the client may have gone meanwhile
             self._end(head, keeps=head.keeps and used == size)
             taker.take_end()
 

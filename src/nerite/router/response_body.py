@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
+from nerite.core.tensor import Buffer
 from nerite.router.response_head import MAX_RESPONSE_HEAD, BadResponse
 
+MANY_CHUNKS: Final = 2048
+"""Chunks that are followed without a break: it takes about two milliseconds."""
 _MAX_LINE: Final = 4096
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?")
+_SHORT_SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})\r\n")
+"""One without an extension, with the line end."""
 
 
 class ChunkScanner:
@@ -36,10 +40,15 @@ class ChunkScanner:
         return not self._missing and not self._line and not self._trailers
 
     def feed(self, data: bytes) -> int:
-        """Follow more bytes; return how many of them belong to the body. Raises ``BadResponse``."""
+        """Follow more bytes; return how many. Raises ``BadResponse``.
+
+        These are all of them, but for what follows the end of the body, or ``MANY_CHUNKS`` in these bytes.
+        """
         at, size = 0, len(data)
         spans = self.spans = []
-        while at < size and not self.complete:
+        while at < size and not self.complete and len(spans) < MANY_CHUNKS:
+            if self.between:
+                at = self._take_whole_chunks(data, at)
             if self._missing:
                 stop = min(at + self._missing, size)
                 # The last two of the missing bytes are a line end.
@@ -60,6 +69,19 @@ class ChunkScanner:
             at = end + 1
             self._line = b""
             self._take_line(line)
+        return at
+
+    def _take_whole_chunks(self, data: bytes, at: int) -> int:
+        """Take the chunks that follow as far as they are complete; return the offset behind them."""
+        before = len(self.spans)
+        while len(self.spans) < MANY_CHUNKS and (found := _SHORT_SIZE_LINE.match(data, at)) is not None:
+            start = found.end()
+            stop = start + int(found[1], 16)
+            if stop == start or not data.startswith(b"\r\n", stop):
+                break
+            self.spans.append((start, stop))
+            at = stop + 2
+        self.chunks += len(self.spans) - before
         return at
 
     def _check_line_end(self, data: bytes, at: int, stop: int) -> None:
@@ -88,8 +110,7 @@ class ChunkScanner:
             self._trailers = True
 
 
-def pieces_of(data: bytes, scanner: ChunkScanner) -> Iterator[memoryview]:
-    """Yield the data that a scanner has found in the bytes that it was fed last."""
+def data_of(data: Buffer, scanner: ChunkScanner) -> bytes:
+    """Return the data that a scanner has found in the bytes that it was fed last."""
     view = memoryview(data)
-    for start, stop in scanner.spans:
-        yield view[start:stop]
+    return b"".join([view[start:stop] for start, stop in scanner.spans])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
@@ -30,39 +30,53 @@ class BrokenContent(Exception):
     """The data does not match its encoding; the text says why."""
 
 
-def unpack(packed: memoryview, window: int, limit: int, take: Callable[[int], None] | None = None) -> memoryview:
-    """Return at most ``limit`` bytes of unpacked, writable data. ``window`` is zlib's ``wbits``.
+def unpacked(packed: memoryview, window: int, limit: int, *, alone: bool) -> Iterator[bytes]:
+    """Yield at most ``limit`` bytes of unpacked data in pieces. ``window`` is zlib's ``wbits``.
 
-    ``take`` reserves bytes before they are stored; an exception that it raises ends the work. Raises
+    ``alone``: nothing may follow, where other parsers might go on reading; otherwise it is ignored. Raises
     ``UnpackedTooLarge`` or ``BrokenContent``.
     """
     decoder = zlib.decompressobj(window)
-    plain = bytearray()
+    left = limit
     try:
         for at in range(0, len(packed), _INPUT_BYTES):
             rest: memoryview | bytes = packed[at : at + _INPUT_BYTES]
             more = True
             while more and not decoder.eof:
                 # Requesting one byte over the limit shows whether the data is too large.
-                wanted = min(_STEP_BYTES, limit - len(plain) + 1)
+                wanted = min(_STEP_BYTES, left + 1)
                 step = decoder.decompress(rest, wanted)
-                if len(plain) + len(step) > limit:
+                left -= len(step)
+                if left < 0:
                     raise UnpackedTooLarge
-                if take is not None:
-                    take(len(step))
-                plain += step
+                yield step
                 rest = decoder.unconsumed_tail
                 more = len(step) == wanted  # the decoder may hold more output after consuming its input
             if decoder.eof:
-                break
+                if alone and (decoder.unused_data or at + _INPUT_BYTES < len(packed)):
+                    raise BrokenContent("something follows its end")
+                return
     except zlib.error as error:
         raise BrokenContent(str(error)) from None
-    if not decoder.eof:
-        raise BrokenContent("it is incomplete")
+    raise BrokenContent("it is incomplete")
+
+
+def unpack(
+    packed: memoryview, window: int, limit: int, take: Callable[[int], None] | None = None, *, alone: bool = False
+) -> memoryview:
+    """Return at most ``limit`` bytes of unpacked, writable data, which ``unpacked`` describes.
+
+    ``take`` reserves bytes before they are stored; an exception that it raises ends the work.
+    """
+    plain = bytearray()
+    for step in unpacked(packed, window, limit, alone=alone):
+        if take is not None:
+            take(len(step))
+        plain += step
     return memoryview(plain)
 
 
-def unpack_small(packed: memoryview, window: int, limit: int) -> memoryview | None:
+def unpack_small(packed: memoryview, window: int, limit: int, *, alone: bool = False) -> memoryview | None:
     """Unpack like ``unpack``, or return None if the data is not small.
 
     Raises ``UnpackedTooLarge`` or ``BrokenContent``.
@@ -70,7 +84,7 @@ def unpack_small(packed: memoryview, window: int, limit: int) -> memoryview | No
     if len(packed) > SMALL:
         return None
     try:
-        return unpack(packed, window, min(limit, SMALL))
+        return unpack(packed, window, min(limit, SMALL), alone=alone)
     except UnpackedTooLarge:
         if limit <= SMALL:
             raise

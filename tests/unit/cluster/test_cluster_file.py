@@ -27,6 +27,7 @@ admin-key = "X-Admin-Key=@keys/admin"
 redis = "redis://127.0.0.1:6379/0"
 ledger = "ledger.db"
 batches = "batches.db"
+paths = ["/v1/images/edits"]
 timeout = "30s"
 access-log = true
 
@@ -62,7 +63,7 @@ def test_the_whole_file() -> None:
     assert (router.policy_file, router.redis) == ("/etc/nerite/policy.toml", "redis://127.0.0.1:6379/0")
     assert router.admin_key == "X-Admin-Key=@/etc/nerite/keys/admin"
     assert (router.ledger, router.batches) == ("/etc/nerite/ledger.db", "/etc/nerite/batches.db")
-    assert (router.timeout, router.access_log) == (30, True)
+    assert (router.timeout, router.access_log, router.paths) == (30, True, ("/v1/images/edits",))
     first, second, third = cluster.pools
     assert first.source.members == (
         Member("10.0.0.1:8000", "10.0.0.1:8000", "10.0.0.1:8001", ServerKind.VLLM),
@@ -129,6 +130,8 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "m"\n'
         ("[router]\nhttp-port = 8001\n" + POOL, "is 8001 like that of another port"),
         ("[router]\nhttp-port = 70000\n" + POOL, "cluster.toml:2: router.http-port: must be a port"),
         ("[router]\ntimeout = 'soon'\n" + POOL, "router.timeout: must be a duration"),
+        ("[router]\npaths = ['/v2/x']\n" + POOL, "router.paths: must be paths under /v1"),
+        ("[router]\npaths = ['/v1/../v2/x']\n" + POOL, "router.paths: must be paths under /v1"),
         ("router = 1\n" + POOL, "router: must be a table"),
         ("pool = 1", "pool: must be tables"),
         (POOL + 'kind = "vlm"', "cluster.toml:4: pool.1.kind: must be one of"),

@@ -18,7 +18,7 @@ from llm_models import END, chat_tokens, language_model, write_tokenizer
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core.errors import Internal, InvalidArgument, Unavailable, Unsupported
 from nerite.llm.backend import LlmBackend
-from nerite.llm.engine import EngineStats, FinishReason
+from nerite.llm.engine import EngineStats, FinishReason, tokenizable
 from nerite.llm.openvino_genai import OpenVinoGenAiEngine, options
 from nerite.llm.openvino_genai.grammars import Grammars
 from nerite.llm.openvino_genai.options import PipelineOptions
@@ -134,6 +134,26 @@ def test_a_prompt_that_is_too_long_whatever_its_tokens_are(engine: OpenVinoGenAi
         asked(engine, prompt="x" * 5_000_000)
     cut = asked(engine, replace(FEW, truncate_prompt_tokens=3), prompt="x" * 5_000_000 + "abc").over()
     assert cut.tokens() == asked(engine, prompt="abc").over().tokens()
+
+
+def test_a_long_prompt_is_tokenized_as_far_as_it_may_fit() -> None:
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text)  # a token for each character
+
+    fits = "x" * 90_000
+    assert tokenizable(fits, None, 100_000, count) is fits and not counted
+    with pytest.raises(InvalidArgument, match="the first 131072 of 1500000 characters of the prompt do not fit"):
+        tokenizable("x" * 1_500_000, None, 100_000, count)
+    assert counted == [65_536, 65_536]
+    with pytest.raises(InvalidArgument, match="the prompt has 1600001 characters, which do not fit"):
+        tokenizable("x" * 1_600_001, None, 100_000, count)
+    words = " " * 1_500_000
+    assert tokenizable(words, None, 100_000, lambda text: len(text) // 16) is words
+    assert len(tokenizable("x" * 30_000_000, 100_000, 100_000, count)) == 1_600_000
+    assert len(tokenizable("x" * 30_000_000, 3, 100_000, count)) == 1024
 
 
 def test_special_tokens_are_added_once(tmp_path: Path) -> None:

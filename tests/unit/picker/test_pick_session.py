@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -276,6 +278,38 @@ def test_a_grpc_call_is_routed_as_soon_as_it_names_its_model():
     assert endpoints(picked) == ["10.0.0.2:8001"]
     assert passed([piece]) == (framed, [False])
     assert passed(gateway.body(framed, end=False)) == (framed, [False])
+
+
+def test_a_grpc_call_that_names_another_model_later_is_ended():
+    gateway = Gateway({ONE: {"a"}, TWO: {"m"}})
+    message = b"\x0a\x01m\x3a\x01x"
+    framed = b"\0" + (len(message) + 3).to_bytes(4) + message
+    gateway.headers("/inference.GRPCInferenceService/ModelInfer", content_type="application/grpc")
+    assert endpoints(gateway.body(framed, end=False)[0]) == ["10.0.0.2:8001"]
+    (refused,) = gateway.body(b"\x0a\x01a", end=True)
+    assert refused.immediate_response.status.code == 400
+    assert gateway.under_way == {ONE: 0, TWO: 0}
+    assert gateway.body(b"more", end=True) == []
+
+
+def test_a_compressed_grpc_call_in_pieces_is_unpacked_once():
+    gateway = Gateway({ONE: {"a"}, TWO: {"m"}})
+    message = gzip.compress(b"\x0a\x01m\x3a\xc8\x01" + random.Random(1).randbytes(200))
+    framed = b"\1" + len(message).to_bytes(4) + message
+    fields = {"content_type": "application/grpc", "grpc_encoding": "gzip"}
+    gateway.headers("/inference.GRPCInferenceService/ModelInfer", **fields)
+    answers = [
+        each for at in range(len(framed)) for each in gateway.body(framed[at : at + 1], end=at == len(framed) - 1)
+    ]
+    assert endpoints(answers[0]) == ["10.0.0.2:8001"]
+    assert b"".join(piece.request_body.response.body_mutation.streamed_response.body for piece in answers[1:]) == framed
+
+
+def test_a_form_names_its_model():
+    gateway = Gateway({ONE: {"a"}, TWO: {"m"}})
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n'
+    gateway.headers("/v1/audio/transcriptions", content_type="multipart/form-data; boundary=x")
+    assert endpoints(gateway.body(form)[0]) == [TWO]
 
 
 def test_messages_that_are_only_watched():

@@ -11,7 +11,7 @@ import pytest
 
 from nerite.router import member_connection
 from nerite.router.member_connection import MemberConnection, MemberConnections
-from nerite.router.response_body import ChunkScanner
+from nerite.router.response_body import MANY_CHUNKS, ChunkScanner
 from nerite.router.response_head import MAX_RESPONSE_HEAD, ResponseHead, ResponseHeads
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
@@ -296,5 +296,47 @@ def test_connections_that_are_lost_are_replaced_for_all_who_wait(monkeypatch: py
         async with asyncio.timeout(5.0):
             for taker in takers:
                 await taker.refused.wait()
+
+    run(work)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_very_many_chunks_are_taken_in_several_turns(slow: bool) -> None:
+    count = 5 * MANY_CHUNKS // 2
+    body = b"1\r\nx\r\n2;a\r\nyz\r\n" * (count // 2) + b"0\r\n\r\n"
+
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        turns: list[int] = []
+        taker = Taker(connection, lambda: turns.append(len(taker.data)))
+        connection.request(taker, [b"GET"])
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        assert not transport.reading and taker.told == ["head"]
+        if slow:
+            connection.pause(True)
+            connection.pause(False)
+            assert not transport.reading, "before the rest is taken"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert taker.told == ["head", "end"] and taker.data == body
+        assert len(turns) == 3 and transport.reading and not transport.aborted
+        connection.request(taker, [b"GET"])
+        connection.data_received(OK + b"next")
+        assert taker.told[2:] == ["whole"]
+
+    run(work)
+
+
+def test_a_client_that_leaves_before_the_rest_is_taken() -> None:
+    async def work(owner: MemberConnections) -> None:
+        connection, transport = opened(owner)
+        taker = Taker(connection)
+        connection.request(taker, [b"GET"])
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9_999)
+        connection.abandon()
+        taken = len(taker.data)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert transport.aborted and len(taker.data) == taken < 50_000
 
     run(work)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.router.load_reports import load_report
-from nerite.router.response_body import ChunkScanner, pieces_of
+from nerite.router.response_body import ChunkScanner, data_of
 from nerite.router.response_head import BadResponse, ResponseHeads, parse_response_head
 
 
@@ -85,6 +85,7 @@ def test_load_reports_that_say_nothing(line: bytes) -> None:
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), max_size=40))
 def test_chunks_in_any_pieces(data: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in data) + b"0\r\nTrailer: x\r\n\r\n"
+    whole = whole.replace(b";a=b", b"") if len(cuts) % 2 else whole
     text = whole + b"next"
     scanner = ChunkScanner()
     found = b""
@@ -96,7 +97,7 @@ def test_chunks_in_any_pieces(data: list[bytes], cuts: list[int]) -> None:
         at += len(piece)
         taken = scanner.feed(piece)
         used += taken
-        found += b"".join(pieces_of(piece, scanner))
+        found += data_of(piece, scanner)
     assert scanner.complete
     assert found == b"".join(data)
     assert used == len(whole)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from nerite.core.byte_budget import HTTP_HEADS
 from nerite.core.errors import InvalidArgument
-from nerite.transports.http.head import BadHead, HeadCache, field_line, header_bytes_of, parse_head, request_line
+from nerite.transports.http.head import (
+    MAX_FIELDS,
+    BadHead,
+    HeadCache,
+    field_line,
+    header_bytes_of,
+    parse_head,
+    request_line,
+)
 
 
 def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
@@ -176,7 +184,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert HTTP_HEADS.used <= HTTP_HEADS.limit
     assert cache.get(head("X: 999")) is heads[-1]
     assert cache.get(head("X: 0")) is not heads[0]
-    for large in (head("X: " + "x" * 90_000), head(*(f"{number}: 1" for number in range(1000)))):
+    for large in (head("X: " + "x" * 90_000), head(*(f"{number}: {number:0400}" for number in range(200)))):
         assert cache.get(large) is not cache.get(large)
 
 
@@ -221,3 +229,10 @@ def test_no_blank_is_written_into_a_request_line() -> None:
     for method, target in (("GET", "/a b"), ("GET", ""), ("", "/"), ("GET /", "/")):
         with pytest.raises(InvalidArgument):
             request_line(method, target)
+
+
+def test_header_fields_are_limited() -> None:
+    parse_head(head(*(f"A{number}: b" for number in range(MAX_FIELDS))))
+    for method in ("POST", "OTHER"):
+        with pytest.raises(BadHead, match=f"more than {MAX_FIELDS} header fields"):
+            parse_head(head(*(f"A{n}: b" for n in range(MAX_FIELDS + 1)), request=f"{method} / HTTP/1.1"))

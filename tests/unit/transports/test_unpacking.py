@@ -85,3 +85,11 @@ def test_a_little_is_unpacked_at_once() -> None:
     with pytest.raises(UnpackedTooLarge):
         small(bytes(101), 100)
     assert unpack_small(memoryview(bytes(unpacking.SMALL + 1)), GZIP, 10**9) is None
+
+
+def test_nothing_follows_the_end_of_what_stands_alone() -> None:
+    packed = gzip.compress(b"hello", mtime=0)
+    assert bytes(unpack(memoryview(packed), GZIP, 100, alone=True)) == b"hello"
+    for more in (b"\0", packed, bytes(200_000)):
+        with pytest.raises(BrokenContent, match="follows"):
+            unpack(memoryview(packed + more), GZIP, 100, alone=True)

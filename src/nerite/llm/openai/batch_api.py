@@ -190,7 +190,7 @@ def _listing(query: str, kind: str) -> PageRequest:
 
 def _new_batch(body: memoryview) -> NewBatch:
     """Return what a body says about a new batch. Raises ``ApiError``."""
-    fields = Fields.of_body(body)
+    fields = Fields.of_small_body(body)
     fields.refuse_unknown(_NEW_BATCH)
     output_seconds = None
     if "output_expires_after" in fields:

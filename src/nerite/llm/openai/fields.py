@@ -14,6 +14,9 @@ from nerite.core.tensor import Buffer
 from nerite.core.text import name_error, quoted_text, text_error
 from nerite.llm.openai.errors import ApiError
 
+_SMALL: Final = 64 * 1024
+"""Bytes of a body without prompts and files."""
+
 _KINDS: Final = {
     str: "a string",
     bool: "a boolean",
@@ -120,6 +123,14 @@ class Fields:
             return cls(orjson.loads(body))
         except orjson.JSONDecodeError as error:
             raise ApiError(f"The body could not be parsed as JSON: {error}", None, "invalid_json") from None
+
+    @classmethod
+    def of_small_body(cls, body: Buffer) -> Fields:
+        """Return the fields of a body that is parsed on the event loop. Raises ``ApiError``, also if it is large."""
+        if len(body) > _SMALL:
+            what = f"The body has {len(body)} bytes, more than the {_SMALL} that such a request may have."
+            raise ApiError(what, None, "content_too_large", 413)
+        return cls.of_body(body)
 
     def __contains__(self, name: object) -> bool:
         return name in self._values

@@ -61,7 +61,7 @@ class ModelControl:
 
     def change_adapter(self, connection: HttpExchange, body: memoryview, *, load: bool) -> None:
         """Load a LoRA adapter into a running model, or unload it, as vLLM does."""
-        fields = Fields.of_body(body)
+        fields = Fields.of_small_body(body)
         asked = AdapterRequest.read(fields, load=load)
         self._background_calls.start(connection, self._load_adapter(asked) if load else self._unload_adapter(asked))
 

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -86,7 +87,7 @@ def _prompt(
     prompt = request.prompt
     kept = kept_of_prompt(request.sampling, able.context_length)
     if isinstance(prompt, str):
-        text = tokenizable(prompt, kept, able.context_length)
+        text = tokenizable(prompt, kept, able.context_length, partial(_count, tokenizer))
         encoded = tokenizer.encode(text, add_special_tokens=request.special_tokens)
         tokens = np.array(encoded.input_ids.data, np.int64)
     else:
@@ -101,6 +102,11 @@ def _prompt(
     if kept is not None and kept < length:
         length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
     return length, tokens
+
+
+def _count(tokenizer: Any, text: str) -> int:
+    """Return the number of tokens of a text, without special ones."""
+    return int(tokenizer.encode(text, add_special_tokens=False).input_ids.data.size)
 
 
 _log = logging.getLogger("nerite.llm")
@@ -216,11 +222,14 @@ class OpenVinoGenAiEngine:
         if not isinstance(prompt, str):
             self._check_tokens(request)
             return prompt
-        text = tokenizable(
-            prompt, kept_of_prompt(request.sampling, self._able.context_length), self._able.context_length
-        )
+        most = self._able.context_length
+        kept = kept_of_prompt(request.sampling, most)
+        text = tokenizable(prompt, kept, most, partial(_count, self._tokenizer))
         encoded = self._tokenizer.encode(text, add_special_tokens=request.special_tokens)
-        tokens: list[int] = np.array(encoded.input_ids.data, np.int64).reshape(-1).tolist()
+        found = np.array(encoded.input_ids.data, np.int64).reshape(-1)
+        if found.size > most:
+            raise InvalidArgument(f"the prompt has {found.size} tokens, but the model's context is {most}")
+        tokens: list[int] = found.tolist()
         return tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -241,8 +250,8 @@ class OpenVinoGenAiEngine:
     def _check_known(self, tokens: Sequence[int]) -> None:
         if not self._vocabulary and tokens:
             self._vocabulary = framework.vocabulary_size(self._options)
-        wrong = next((token for token in tokens if token >= self._vocabulary), None)
-        if wrong is not None:  # the framework would read out of bounds
+        wrong = max(tokens, default=-1)
+        if wrong >= self._vocabulary:  # the framework would read out of bounds
             raise InvalidArgument(
                 f"'prompt_token_ids' has {wrong}, but the vocabulary has {self._vocabulary} tokens, from 0"
             )

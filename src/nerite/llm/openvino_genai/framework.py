@@ -14,7 +14,7 @@ import numpy as np
 from nerite.core.errors import InvalidArgument, NotInstalled, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
-from nerite.llm.engine import LONGEST_TOKEN
+from nerite.llm.engine import longest_text
 from nerite.llm.json_grammar import bounded_grammar
 from nerite.llm.openvino_genai import schema_rewrites
 from nerite.llm.openvino_genai.options import MODEL, EncoderOptions, PipelineOptions
@@ -32,6 +32,10 @@ SAMPLING: Final = frozenset(
     }
 )
 """Sampling parameters that are supported by the framework or implemented here."""
+
+
+_GROUP: Final = 64 * 1024
+"""Characters that are tokenized at once if a request has several texts."""
 
 
 def genai() -> ModuleType:
@@ -187,7 +191,7 @@ class _Encoder(ABC):
 
     def _check_text(self, text: str, what: str) -> None:
         """Reject a text that is too long whatever its tokens are, without tokenizing it, which would take long."""
-        if self._most and len(text) > self._most * LONGEST_TOKEN:
+        if self._most and len(text) > longest_text(self._most):
             raise InvalidArgument(
                 f"{what} has {len(text)} characters, but the model takes {self._most} tokens: make it shorter"
             )
@@ -196,7 +200,9 @@ class _Encoder(ABC):
         """Return the number of tokens of each text. Raises ``InvalidArgument`` if one is too long."""
         for text in texts:
             self._check_text(text, "the text")
-        lengths = _lengths(self._tokenizer.encode(list(texts)))
+        lengths: list[int] = []
+        for group in _groups(texts):
+            lengths += _lengths(self._tokenizer.encode(group))
         for length in lengths:
             self._check(length, "the text")
         return lengths
@@ -204,6 +210,20 @@ class _Encoder(ABC):
     def close(self) -> None:
         """Release the model."""
         self._pipeline = self._tokenizer = None
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the texts in groups of few characters: while one is tokenized, other threads wait for much of the time."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > _GROUP:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
 
 
 class OpenVinoEmbedder(_Encoder):

@@ -13,7 +13,7 @@ from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.tensor import Array
 from nerite.frameworks.openvino.graph import openvino, translated
-from nerite.llm.engine import LONGEST_TOKEN
+from nerite.llm.engine import LONGEST_TOKEN, longest_text
 from nerite.llm.openvino_genai.framework import genai, tokenizer
 from nerite.llm.openvino_genai.options import SpeechSynthesizerOptions, TranscriberOptions
 from nerite.llm.speech import (
@@ -151,7 +151,7 @@ class OpenVinoSpeechSynthesizer:
         """
         if not text.strip():
             raise InvalidArgument("'text_input' is empty")
-        if self._longest and len(text) > self._longest * LONGEST_TOKEN:
+        if self._longest and len(text) > longest_text(self._longest):
             raise InvalidArgument(
                 f"'text_input' has {len(text)} characters, but the model takes {self._longest} tokens"
             )

@@ -40,12 +40,15 @@ def decompress(body: memoryview, limit: int, take: Callable[[int], None] | None 
         raise _refusal(error, limit) from None
 
 
-def decompress_small(body: memoryview, limit: int) -> memoryview | None:
-    """Return the decompressed body as ``decompress`` does, or None if it is so large that it would block the loop."""
+def decompress_small(body: memoryview, limit: int, *, alone: bool = False) -> memoryview | None:
+    """Return the decompressed body as ``decompress`` does, or None if it is so large that it would block the loop.
+
+    ``alone``: nothing may follow the compressed data.
+    """
     if not body:
         raise InvalidArgument("nothing to be decompressed")
     try:
-        return unpacking.unpack_small(body, _EITHER, limit)
+        return unpacking.unpack_small(body, _EITHER, limit, alone=alone)
     except (unpacking.UnpackedTooLarge, unpacking.BrokenContent) as error:
         raise _refusal(error, limit) from None
 
@@ -104,6 +107,8 @@ def compress_reply(encoding: str, parts: Sequence[Buffer]) -> list[Buffer]:
 MAX_CHUNKS = 65536
 _MAX_LINE = 4096
 _HEX = re.compile(rb"[0-9a-fA-F]{1,16}").fullmatch
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})\r\n")
+"""Line before a chunk, without an extension."""
 
 
 class BadChunk(Exception):
@@ -132,6 +137,8 @@ class ChunkDecoder:
         """
         self._input += data
         while not self.complete:
+            if not (self._missing or self._trailers):
+                self._take_whole_chunks()
             if self._missing:
                 if not self._take_data():
                     break
@@ -140,6 +147,24 @@ class ChunkDecoder:
         if self.complete:
             return bytes(self._input)
         return b""
+
+    def _take_whole_chunks(self) -> None:
+        """Move the chunks at the beginning of the input to the body, as far as they are complete."""
+        data = self._input
+        pieces: list[bytearray] = []
+        at, room = 0, MAX_CHUNKS - self._chunks
+        while len(pieces) < room and (found := _SIZE_LINE.match(data, at)) is not None:
+            start = found.end()
+            stop = start + int(found[1], 16)
+            if stop == start or not data.startswith(b"\r\n", stop):
+                break
+            pieces.append(data[start:stop])
+            at = stop + 2
+        if pieces:
+            self._chunks += len(pieces)
+            if len(self.body) <= self.limit:
+                self.body += b"".join(pieces)
+            del data[:at]
 
     def _take_data(self) -> bool:
         """Move the available bytes of the chunk to the body; return True at the end of the chunk."""

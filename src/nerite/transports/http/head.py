@@ -19,6 +19,8 @@ from nerite.core.request import Caller
 from nerite.core.text import quoted_text
 
 MAX_HEAD = 64 * 1024
+MAX_FIELDS: Final = 256
+"""Header fields of a request: each takes some microseconds."""
 _HEAD_SIZE = 3 * 1024
 _FIELD_SIZE = 448
 """Approximate bytes of memory of a head with its target, and of each header field, without their text."""
@@ -175,6 +177,8 @@ def parse_head(raw: bytes) -> RequestHead:
 
 def _parsed(raw: bytes) -> RequestHead:
     """Parse a head with a method that the parser knows; raise the parser's error for any other."""
+    if raw.count(b"\n") > MAX_FIELDS + 2:
+        raise BadHead(f"more than {MAX_FIELDS} header fields")
     collected = _Parser()
     parser = collected.parser
     try:
