@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.tensor import Array
 from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
@@ -47,7 +48,8 @@ class GenerationRequest:
     sampling: SamplingParameters
     special_tokens: bool = True
     """Whether the tokenizer adds special tokens to a text prompt, such as a beginning-of-sequence token."""
-    images: Sequence[bytes] = ()
+    images: Sequence[Array] = ()
+    """Height, width and RGB of each."""
     """Image files; the prompt is text then."""
     grammar: Grammar | None = None
     lora: str = ""
