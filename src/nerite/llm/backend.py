@@ -399,6 +399,8 @@ class LlmInstance:
 
     def _add_to_engine(self, request: InferenceRequest) -> None:
         call = read_call(request)
+        if call.images and not self._engine.capabilities().images:
+            raise Unsupported("the model takes no images: omit 'image'")
         images = pixels(call.images)
         with self._adding:
             self._add(request, call, images)

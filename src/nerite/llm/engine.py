@@ -275,8 +275,6 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
             f"{f'at most {able.top_logprobs} tokens' if able.top_logprobs else 'the chosen token only'}: set it to "
             f"{able.top_logprobs}"
         )
-    if request.images and not able.images:
-        raise Unsupported("the model takes no images: omit 'image'")
     if request.grammar is not None and request.grammar.kind not in able.grammars:
         raise Unsupported(f"structured output ({request.grammar.kind}) is not supported by the engine {able.engine}")
     if request.grammar is not None and (sampling.ignore_eos or sampling.min_tokens):

@@ -307,7 +307,6 @@ def test_images_count(started: Started) -> None:
         ),
         ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
-        ({"images": [picture()]}, Unsupported, "takes no images"),
         ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
         (
             {"sampling": replace(FEW, top_k=2000)},

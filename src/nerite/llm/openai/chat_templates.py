@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
+from nerite.core.bounded_files import json_of, read_bounded
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.llm.openai import reasoning_parsers, tool_parsers
 from nerite.llm.openai.chat_requests import ChatRequest, first_image, not_taken
@@ -272,7 +273,7 @@ def _tokenizer(folder: Path | None) -> dict[str, Any]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(path))
+        found = json_of(_text(path))
     except ValueError as error:
         raise _no_template(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -303,7 +304,7 @@ def _named(given: Any) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _no_template(f"{path} cannot be read: {error}") from None
 
