@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nerite.core.errors import NeriteError
 from nerite.llm.engine import FinishReason, GenerationRequest, LlmEngine, TokenDelta
+from nerite.llm.images import pixels
 from nerite.llm.sampling_parameters import SamplingParameters
 
 FEW = SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True)
@@ -63,10 +64,15 @@ def ignored(_told: object) -> None:
 
 
 def asked(
-    engine: LlmEngine, sampling: SamplingParameters = FEW, prompt: Any = "once", id: str = "a", **more: Any
+    engine: LlmEngine,
+    sampling: SamplingParameters = FEW,
+    prompt: Any = "once",
+    id: str = "a",
+    images: Sequence[bytes] = (),
+    **more: Any,
 ) -> Heard:
     heard = Heard(sampling.n)
-    engine.add(GenerationRequest(id, prompt, sampling, **more), heard)
+    engine.add(GenerationRequest(id, prompt, sampling, images=pixels(images), **more), heard)
     return heard
 
 

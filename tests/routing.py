@@ -27,12 +27,20 @@ def pool(*members: str, name: str = "main", **keys: Any) -> str:
 
 
 @contextmanager
-def routing(folder: Path, *pools: str, router: str = ROUTER, clean: bool = True) -> Iterator[Serving]:
+def routing(
+    folder: Path,
+    *pools: str,
+    router: str = ROUTER,
+    clean: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Serving]:
     """Run a router on free ports of 127.0.0.1, in front of these pools."""
     file = folder / "cluster.toml"
     file.write_text(router + "\n" + "\n".join(pools))
     command = [NERITE, "route", file]
-    with program(command, folder / "router.log", clean=clean, internal_errors=not clean) as running:
+    with program(
+        command, folder / "router.log", clean=clean, internal_errors=not clean, environment=environment
+    ) as running:
         yield running
 
 

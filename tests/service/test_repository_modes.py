@@ -309,3 +309,35 @@ def initialize(self, args):
         python_model(tmp_path / "models", f"m{number}", body + IDENTITY)
     with serving(tmp_path / "models", tmp_path / "log", f"--model-load-thread-count={threads}") as server:
         assert server.text.count(f"beside each other: {threads}") == 3
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "demand"])
+def test_files_that_are_bombs_fail_their_model_alone(repository: Path, tmp_path: Path, mode: str) -> None:
+    bombs = {
+        "pipe": "",
+        "endless": "",
+        "large": "parameters { key: 'k' value { string_value: 'v' } }\n" * 40_000,
+        "deep": "backend: 'llm'",
+        "many": "instance_group { count: 2147483647 kind: KIND_CPU }",
+        "broken": "model_warmup { inputs { " * 10_000,
+    }
+    for name, text in bombs.items():
+        python_model(repository, name, adds(1), text)
+    for name in ("pipe", "endless"):
+        (repository / name / "config.pbtxt").unlink()
+    os.mkfifo(repository / "pipe" / "config.pbtxt")
+    (repository / "endless" / "config.pbtxt").symlink_to("/dev/zero")
+    (repository / "deep" / "1" / "config.json").write_text("[" * 200_000)
+    flags = ["--exit-on-error=false", *(["--load-model=adder"] if mode == "explicit" else [])]
+    with serving(repository, tmp_path / "log", f"--model-control-mode={mode}", *flags) as server:
+        assert server.infer("adder", [1.0]) == [2.0]
+        for name in bombs:
+            with pytest.raises(RuntimeError):
+                server.infer(name, [1.0])
+            if mode == "explicit":
+                status, _, body = server.ask("POST", f"/v2/repository/models/{name}/load")
+                assert status >= 400, body
+        assert server.infer("adder", [2.0]) == [3.0]
+        if mode == "none":
+            assert "bytes, and at most 1048576 are read" in server.text
+            assert "it is not a regular file" in server.text

@@ -278,3 +278,54 @@ def test_a_damaged_file_of_one_tenant_does_not_stop_others(tmp_path: Path) -> No
             assert batch.status == "completed"
             assert batch.request_counts.failed >= 99
             assert batch.request_counts.completed + batch.request_counts.failed == 200
+
+
+def endings(location: str) -> dict[str, int]:
+    """Return the number of rows of the ledger by how the requests ended."""
+    database = Database(location, [])
+    try:
+        return dict(database.call(lambda each: each.rows("SELECT ending, count(*) FROM ledger_rows GROUP BY ending")))
+    finally:
+        database.close()
+
+
+def test_a_router_that_stands_still_and_goes_on_with_a_clock_of_its_own(postgres: str, tmp_path: Path) -> None:
+    asked_for: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def answer(asked: Received, connection: socket.socket) -> bytes:
+        with lock:
+            asked_for[number_of(asked)] += 1
+        threading.Event().wait(0.02)
+        return response(ANSWER)
+
+    for name, seconds in (("one", 60), ("other", -60)):
+        (tmp_path / name).mkdir()
+        skewed = f"import time\nright = time.time\ntime.time = lambda: right() + {seconds}\n"
+        (tmp_path / name / "sitecustomize.py").write_text(skewed)
+    settings = f"{ROUTER}batches = '{postgres}'\nbatch-files = '{tmp_path / 'files'}'\nbatch-lease = '1s'\n"
+    settings += f"batch-concurrency = 4\nledger = '{postgres}'\n"
+    ahead, behind = ({"PYTHONPATH": str(tmp_path / name)} for name in ("one", "other"))
+    with stand_ins(2, answer) as members:
+        pools = pool(*(each.address for each in members))
+        with (
+            routing(tmp_path / "one", pools, router=settings, environment=ahead) as one,
+            routing(tmp_path / "other", pools, router=settings, environment=behind) as other,
+            connected(one) as here,
+            connected(other) as there,
+        ):
+            batch = create(here, [chat(n) for n in range(300)])
+            wait(here, batch, lambda now: now.request_counts.completed >= 40)
+            os.kill(one.process.pid, signal.SIGSTOP)
+            try:
+                before = there.batches.retrieve(batch.id).request_counts.completed
+                wait(there, batch, lambda now: now.request_counts.completed >= before + 40)
+            finally:
+                os.kill(one.process.pid, signal.SIGCONT)
+            batch = wait(there, batch)
+            rows = output(here, batch.output_file_id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 300)
+    assert [row["custom_id"] for row in rows] == [f"item-{n}" for n in range(300)]
+    told = endings(postgres)
+    assert told["answered"] == 300, told
+    assert told.get("repeated", 0) <= sum(count - 1 for count in asked_for.values()) < 60, "only what was under way"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 
+import tools
 from serving import IDENTITY, NERITE, PATIENCE, Serving, eventually, python_model, serving
 
 
@@ -109,6 +112,65 @@ def test_who_shows_nothing_is_sent_away(server: tuple[Serving, bool], certificat
             except (ssl.SSLError, ConnectionError):
                 answered = False
         assert answered is not mutual
+
+
+def hello(name: bytes) -> bytes:
+    """Return the beginning of a handshake that asks for a host."""
+    entry = struct.pack(">HHHBH", 0, len(name) + 5, len(name) + 3, 0, len(name)) + name
+    more = entry + bytes.fromhex("000d0006000404030804000a00040002001d")
+    body = b"\3\3" + bytes(32) + b"\0" + b"\0\4\x13\1\xc0\x2f" + b"\1\0" + struct.pack(">H", len(more)) + more
+    shake = b"\1" + len(body).to_bytes(3, "big") + body
+    return b"".join(
+        b"\x16\3\1" + struct.pack(">H", len(part)) + part
+        for part in (shake[at : at + 16_384] for at in range(0, len(shake), 16_384))
+    )
+
+
+HOSTILE = {
+    "random": random.Random(1).randbytes(5000),
+    "text": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100),
+    "long record": b"\x16\3\1\xff\xff" + bytes(1 << 20),
+    "long handshake": b"\x16\3\1\x40\0\1\xff\xff\xff" + bytes(16_380) + (b"\x16\3\1\x40\0" + bytes(16_384)) * 60,
+    "controls in the host": hello(b"a\r\nb\0\x1b[31m"),
+    "long host": hello(b"a" * 60_000),
+    "cut off": hello(b"localhost")[:30],
+}
+
+
+@pytest.mark.parametrize("port", ["HTTPService", "GRPCInferenceService"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_no_handshake_is_sent_away_and_others_are_served(
+    server: tuple[Serving, bool], certificates: Certificates, port: str, kind: str
+) -> None:
+    running, _ = server
+    with contextlib.ExitStack() as stack:
+        place = ("127.0.0.1", running.ports[port])
+        hostile = [stack.enter_context(socket.create_connection(place, timeout=PATIENCE)) for _ in range(10)]
+        for each in hostile:
+            with contextlib.suppress(ConnectionError):  # it is closed before all has arrived
+                each.sendall(HOSTILE[kind])
+        test_http(server, certificates, 16)
+        for each in hostile:
+            with contextlib.suppress(OSError):  # it has been reset
+                each.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                answer = b"".join(iter(lambda each=each: each.recv(4096), b""))  # type: ignore[misc]
+                assert not answer or answer[:1] == b"\x15", "nothing but an alert"
+    assert "HTTP/1.1" not in running.text
+
+
+def test_a_handshake_in_the_middle_of_a_connection_is_refused(
+    server: tuple[Serving, bool], certificates: Certificates
+) -> None:
+    running, mutual = server
+    tools.require("openssl")
+    command = ["openssl", "s_client", "-connect", running.http, "-tls1_2", "-CAfile", str(certificates.authority)]
+    if mutual:
+        command += ["-cert", f"{certificates.folder}/client.pem", "-key", f"{certificates.folder}/client.key"]
+    done = subprocess.run(command, input=b"R\n" * 5, capture_output=True, timeout=PATIENCE, check=False)
+    assert b"no renegotiation" in done.stderr
+    test_http(server, certificates, 16)
 
 
 def test_a_certificate_that_is_none(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable, cut_off
 from nerite.config.loading import CONFIG_FILE, find_versions
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelParameter
+from nerite.core.bounded_files import read_json
 
 _PROGRAMS: Final = Path(__file__).resolve().with_name("programs")
 _WEIGHTS: Final = (
@@ -317,7 +317,7 @@ def _write_labels(labels: list[str], directory: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

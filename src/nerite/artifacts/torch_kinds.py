@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import struct
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 from nerite.artifacts import readers
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable, cut_off
 from nerite.config.model_config import ModelConfig, ModelParameter
+from nerite.core.bounded_files import json_of
 
 _GRAPHS = ("models/model.json", "serialized_exported_program.json")
 """Member that holds the graph: in current archives, and in those of torch before 2.8."""
@@ -116,7 +116,7 @@ def _header(candidate: Candidate) -> dict[str, Any] | None:
     if len(text) < length:
         raise cut_off(candidate.path, f"{length - len(text):,} bytes of its header are missing")
     try:
-        header = json.loads(text)
+        header = json_of(text)
     except ValueError:
         return None
     whole = isinstance(header, dict) and all(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import shutil
 import stat
 import zipfile
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
+from nerite.core.bounded_files import json_of
 from nerite.core.client_text import is_file_path
 
 MANIFEST: Final = "MAR-INF/MANIFEST.json"
@@ -81,10 +81,10 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
     try:
         if archive.getinfo(MANIFEST).file_size > _LARGEST_MANIFEST:
             raise ValueError("it is too long")
-        manifest = json.loads(archive.read(MANIFEST))
+        manifest = json_of(archive.read(MANIFEST))
         if not isinstance(manifest, dict) or not isinstance(manifest.get("model"), dict):
             raise ValueError("it describes no model")
-    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise Unusable(path, f"its {MANIFEST} cannot be read: {error}", "Archive the model again.") from None
     return manifest
 

@@ -39,6 +39,7 @@ from nerite.config.validate import (
     without_effect,
 )
 from nerite.config.validate_tensors import repeated_names
+from nerite.core.bounded_files import read_bounded
 from nerite.core.errors import Internal, NeriteError, NotFound
 
 _OTHER_DIRECTORIES: Final = frozenset({"warmup", "initial_state", "configs"})
@@ -340,6 +341,10 @@ def _subject(message: str, polled: PolledModel) -> FieldPath:
     return next((path for path in (*paths, *((field,) for field in _BACKEND_FIELDS)) if path in positions), ())
 
 
+_MAX_CONFIG: Final = 1 << 20
+"""Bytes of a ``config.pbtxt``: ten thousand lines. It is parsed for some microseconds per byte."""
+
+
 def _read(directory: Path, config_name: str, override: str | None, *, required: bool) -> tuple[Parsed, bool]:
     """Return the parsed configuration, and whether one exists."""
     if override is not None:
@@ -353,7 +358,7 @@ def _read(directory: Path, config_name: str, override: str | None, *, required: 
     if config_name and (custom := directory / "configs" / f"{config_name}.pbtxt").exists():
         path = custom
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, _MAX_CONFIG)
     except FileNotFoundError as error:
         if not required:
             return Parsed(ModelConfig(), ConfigSource(str(directory))), False

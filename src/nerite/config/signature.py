@@ -8,6 +8,7 @@ from typing import Final
 
 from nerite.config.model_config import ModelConfig, ModelOutput, ModelSequenceBatching
 from nerite.core import tensor as dtypes
+from nerite.core.bounded_files import read_bounded
 from nerite.core.client_text import check_inside_directory
 from nerite.core.errors import Internal, InvalidArgument, Unsupported
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
@@ -59,7 +60,7 @@ def read_labels(model: str, output: ModelOutput, directory: Path) -> tuple[str, 
             f"label file path '{path}' for output '{output.name}' in model '{model}' is outside model directory"
         )
     try:
-        text = Path(path).read_bytes().decode("utf-8", "replace")
+        text = read_bounded(Path(path)).decode("utf-8", "replace")
     except OSError as error:
         raise Internal(f"failed to open text file for read {path}: {error.strerror}") from error
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()

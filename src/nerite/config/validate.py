@@ -53,15 +53,28 @@ def check_sequences(config: ModelConfig, text: Parsed) -> list[Mistake]:
     return _run(_SEQUENCE_CHECKS, config, text)
 
 
+MAX_INSTANCES: Final = 1024
+"""Maximum number of instances of a model."""
+
+
 def check_instances(config: ModelConfig, text: Parsed, gpus: Gpus) -> list[Mistake]:
     """Return the mistakes in the instance groups of ``config`` on a machine with ``gpus``."""
     if config.ensemble_scheduling is not None or not text.trusts(("instance_group",)):
         return []
-    return [
-        mistake
-        for index, group in enumerate(config.instance_group)
-        for mistake in _check_group(config, index, group, gpus)
-    ]
+    mistakes: list[Mistake] = []
+    left = MAX_INSTANCES
+    for index, group in enumerate(config.instance_group):
+        mistakes += _check_group(config, index, group, gpus)
+        before, left = left, left - group.count * max(len(group.gpus), 1)
+        if left < 0 <= before:
+            mistakes.append(
+                Mistake(
+                    message=f"model {config.name} has more than {MAX_INSTANCES} instances",
+                    path=("instance_group", index, "count"),
+                    remedy="Write a smaller count. An instance takes a thread or a process.",
+                )
+            )
+    return mistakes
 
 
 def metric_warnings(config: ModelConfig) -> list[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -11,18 +14,21 @@ from typing import Any, Final, NamedTuple, cast
 from nerite.backends import configuration
 from nerite.backends.interface import ExecutionTimes, Instance, InstanceContext, ModelContext
 from nerite.config import model_parameters
-from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.errors import Cancelled, Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.failures import message_of
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.tensor import Array
 from nerite.llm import checkpoint, selection
 from nerite.llm.classification import ClassificationInstance
 from nerite.llm.embedding import EmbeddingInstance, RerankingInstance
 from nerite.llm.engine import AdaptableEngine, GenerationRequest, LlmEngine, RequestListener, SleepingEngine
 from nerite.llm.image_generation import ImageGenerationInstance
+from nerite.llm.images import IMAGE, pixels
 from nerite.llm.request import LlmCall, read_call
 from nerite.llm.selection import VLLM, EngineModule, PipelineModule
 from nerite.llm.speech import SpeechInstance, TranscriptionInstance
-from nerite.llm.streaming import WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
+from nerite.llm.streaming import CANCELLED, WRONG, RequestFollower, ResponseHeaders, StepReport, StreamedAnswer
 from nerite.llm.thinking import BudgetedListener
 
 # Tensors of language models (those of Triton's vLLM backend and more) and the configuration derived from them.
@@ -286,8 +292,17 @@ def _pipeline_instance(
             return RerankingInstance(model, pipelines.reranker(model, instance))
 
 
+_log = logging.getLogger("nerite.llm")
+
+_DECODERS: Final = 2
+"""Number of requests whose images are decoded at the same time. A file of some KB may take a second, and 1 GiB."""
+
+
 class LlmInstance:
-    """Instance with an engine. ``execute`` queues requests and returns; the engine's thread sends the responses."""
+    """Instance with an engine. ``execute`` queues requests and returns; the engine's thread sends the responses.
+
+    Images are decoded in threads, so that requests without images do not wait for them.
+    """
 
     def __init__(self, model: ModelContext, name: str, engine: LlmEngine, step: StepReport) -> None:
         self._name = name
@@ -300,12 +315,15 @@ class LlmInstance:
         self._shared = model.parameter(model_parameters.PARAMETER) == model_parameters.TRUE
         """Whether tenants share cached prompt prefixes."""
         self._numbers = itertools.count()
+        self._decoders = ThreadPoolExecutor(_DECODERS, "images")
+        self._adding = threading.Lock()
+        """Held while a request is added: tokenizers are for one thread at a time."""
 
     def execute(
         self, requests: Sequence[InferenceRequest], timings: ExecutionTimes
     ) -> Sequence[InferenceResponse | None]:
         """Add each request to the engine. Rejected ones get a response here, worded as by Triton's vLLM backend."""
-        return [self._submit(request) for request in requests]
+        return [self._begin(request) for request in requests]
 
     def is_ready(self) -> bool:
         """Return whether the engine can start a request immediately."""
@@ -350,6 +368,24 @@ class LlmInstance:
     def close(self) -> None:
         """Stop the engine. Requests that still run are answered."""
         self._engine.stop()
+        self._decoders.shutdown()
+
+    def _begin(self, request: InferenceRequest) -> InferenceResponse | None:
+        if any(spec.name == IMAGE for spec in request.header.inputs):
+            self._decoders.submit(self._submit_later, request)
+            return None
+        return self._submit(request)
+
+    def _submit_later(self, request: InferenceRequest) -> None:
+        """Add a request with images to the engine, in a thread for that."""
+        try:
+            gone = request.is_cancelled()
+            refusal = InferenceResponse.failed(Cancelled(CANCELLED)) if gone else self._submit(request)
+        except Exception as error:
+            _log.exception("'%s': a request with images could not be added", self._name)
+            refusal = InferenceResponse.failed(Internal(f"{type(error).__name__}: {message_of(error)}"))
+        if refusal is not None:
+            request.respond(refusal)
 
     def _submit(self, request: InferenceRequest) -> InferenceResponse | None:
         if not self._engine.is_healthy():
@@ -363,6 +399,13 @@ class LlmInstance:
 
     def _add_to_engine(self, request: InferenceRequest) -> None:
         call = read_call(request)
+        if call.images and not self._engine.capabilities().images:
+            raise Unsupported("the model takes no images: omit 'image'")
+        images = pixels(call.images)
+        with self._adding:
+            self._add(request, call, images)
+
+    def _add(self, request: InferenceRequest, call: LlmCall, images: Sequence[Array]) -> None:
         if call.stream and not self._decoupled:
             raise InvalidArgument(
                 "the model sends one response per request (model_transaction_policy { decoupled: false }): omit "
@@ -381,7 +424,7 @@ class LlmInstance:
             call.prompt,
             sampling,
             call.special_tokens,
-            call.images,
+            images,
             grammar=sampling.grammar,
             lora=sampling.lora_name,
             priority=priority,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from nerite.backends.interface import ModelContext
 from nerite.config.mistake import nearest
+from nerite.core.bounded_files import read_json
 from nerite.core.errors import InvalidArgument
 
 ARGUMENTS: Final = "model.json"
@@ -81,7 +81,7 @@ def checkpoint_files(directory: Path) -> Iterator[Path]:
 def describe_content(directory: Path, file: str = CONFIG) -> dict[str, Any]:
     """Return the object in a JSON file of a checkpoint; empty if the file is missing or holds no object."""
     try:
-        found = json.loads((directory / file).read_bytes())
+        found = read_json(directory / file)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
+from nerite.core.tensor import Array
 from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.structured_output import Grammar
 
@@ -54,7 +55,8 @@ class GenerationRequest:
     sampling: SamplingParameters
     special_tokens: bool = True
     """Whether the tokenizer adds special tokens to a text prompt, such as a beginning-of-sequence token."""
-    images: Sequence[bytes] = ()
+    images: Sequence[Array] = ()
+    """Height, width and RGB of each."""
     """Image files; the prompt is text then."""
     grammar: Grammar | None = None
     lora: str = ""
@@ -294,8 +296,6 @@ def refuse_what_is_lacking(request: GenerationRequest, able: Capabilities) -> No
             f"{f'at most {able.top_logprobs} tokens' if able.top_logprobs else 'the chosen token only'}: set it to "
             f"{able.top_logprobs}"
         )
-    if request.images and not able.images:
-        raise Unsupported("the model takes no images: omit 'image'")
     if request.grammar is not None and request.grammar.kind not in able.grammars:
         raise Unsupported(f"structured output ({request.grammar.kind}) is not supported by the engine {able.engine}")
     if request.grammar is not None and (sampling.ignore_eos or sampling.min_tokens):

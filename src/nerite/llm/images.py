@@ -14,6 +14,8 @@ from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
 from nerite.core.tensor import Array, decode_bytes
 
+IMAGE: Final = "image"
+"""Name of the input."""
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Common formats. Pillow reads others with external programs that should not be given untrusted files."""
 MAX_IMAGES: Final = 64
@@ -21,7 +23,7 @@ MAX_IMAGES: Final = 64
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of all image files of a request together, in base64."""
 MAX_PIXELS: Final = 64 * 1024 * 1024
-"""Maximum number of pixels per image, each of which takes three bytes."""
+"""Maximum number of pixels per image. Each takes three bytes, and up to 20 while it is decoded."""
 _MAX_TOGETHER: Final = 2 * MAX_PIXELS
 """Maximum number of pixels of all images of a request together."""
 
@@ -69,7 +71,7 @@ def pixels(files: Sequence[bytes]) -> tuple[Array, ...]:
 def read_images(request: InferenceRequest) -> Iterator[bytes]:
     """Yield the image files, which requests carry in base64."""
     for spec, data in zip(request.header.inputs, request.buffers, strict=True):
-        if spec.name == "image":
+        if spec.name == IMAGE:
             if spec.elements > MAX_IMAGES:
                 raise InvalidArgument(f"'image' has {spec.elements} images; the maximum is {MAX_IMAGES}")
             if len(data) > MAX_BYTES:

@@ -14,7 +14,7 @@ from nerite.config.model_config import ModelConfig
 from nerite.config.model_parameters import DemandMode, demand_mode_of, keep_alive_of
 from nerite.config.options import RepositoryOptions
 from nerite.core.errors import NeriteError
-from nerite.core.failures import system_error
+from nerite.core.failures import report, system_error
 from nerite.repository.catalogue import ModelFingerprint, model_fingerprint
 from nerite.repository.memory_use import files_estimate, fingerprint_digest
 from nerite.repository.repositories import LocalRepository, Repository
@@ -79,7 +79,12 @@ class DemandSurvey:
                 }
                 continue
             for name in names:
-                if (each := self._one(repository, name)) is not None:
+                try:
+                    each = self._one(repository, name)
+                except Exception as error:  # one model must not keep the server from the others
+                    report("loop", error, f"while the files of model '{name}' were read")
+                    continue
+                if each is not None:
                     found[name] = each
         return found
 

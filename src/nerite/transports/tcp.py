@@ -32,6 +32,7 @@ def tls_context(options: TlsOptions, protocols: Sequence[str]) -> ssl.SSLContext
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(protocols))
     file = options.server_cert
     try:

@@ -82,6 +82,20 @@ def test_both_configurations_that_are_copied_from_place_to_place_are_refused_at_
     ]
 
 
+@pytest.mark.parametrize(
+    ("groups", "refused"),
+    [
+        ("{ count: 1024 kind: KIND_CPU }", False),
+        ("{ count: 1025 kind: KIND_CPU }", True),
+        ("{ count: 2147483647 kind: KIND_CPU }", True),
+        ("{ count: 600 kind: KIND_CPU }, { count: 600 kind: KIND_CPU }, { count: 600 kind: KIND_CPU }", True),
+    ],
+)
+def test_instances_without_end(model: Path, groups: str, refused: bool) -> None:
+    write(model, f'backend: "python"\ninstance_group [ {groups} ]\n')
+    assert told(load_model_directory(model)).count("model m has more than 1024 instances") == refused
+
+
 def test_every_mistake_is_told(model: Path) -> None:
     write(
         model,

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from llm_listening import FEW, Heard, asked, eventually, ignored
-from llm_models import language_model, write_tokenizer
+from llm_models import write_tokenizer
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.llm import images
 from nerite.llm.demand import IMAGE_TOKENS
@@ -139,16 +139,6 @@ def test_more_pixels_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
     with pytest.raises(InvalidArgument, match="'image' 0 has 20 x 10 pixels; the maximum is 100 pixels"):
         images.pixels([picture(1)])
-
-
-def test_models_that_take_none(tmp_path: Path) -> None:
-    made = OpenVinoGenAiEngine(PipelineOptions("m", language_model(tmp_path / "1", CONTEXT), cache_blocks=64))
-    made.start(ignored, ignored)
-    try:
-        with pytest.raises(Unsupported, match="the model takes no images: omit 'image'"):
-            seen(made, picture(1))
-    finally:
-        made.stop()
 
 
 def test_what_a_model_with_images_cannot_be_told(engine: OpenVinoGenAiEngine) -> None:

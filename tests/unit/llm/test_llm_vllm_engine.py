@@ -9,7 +9,8 @@ import io
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +25,9 @@ from nerite.core import tensor as dtypes
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import NOBODY, Caller, InferenceRequest, RequestHeader
+from nerite.core.response import InferenceResponse
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.llm import backend
 from nerite.llm.backend import LlmInstance
 from nerite.llm.engine import EngineStats, FinishReason, SleepingEngine
 from nerite.llm.sampling_parameters import SamplingParameters
@@ -87,6 +90,12 @@ def asked(
     engine: VllmEngine, sampling: SamplingParameters = FEW, id: str = "a", prompt: Any = "once", **more: Any
 ) -> Heard:
     return llm_listening.asked(engine, sampling, prompt, id, **more)
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_a_delta_for_each_step(started: Started, server: Server) -> None:
@@ -187,9 +196,7 @@ def test_a_prompt_is_cut(started: Started) -> None:
 def test_the_salt_of_a_prompt(started: Started) -> None:
     prompts: list[Any] = []
     engine = started(most_images=2, prompts=prompts)
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
-    for images in ([], [file.getvalue()]):
+    for images in ([], [picture()]):
         for salt in ("", "acme"):
             asked(engine, images=images, cache_salt=salt).over()
     salts = [prompt.get("cache_salt") for prompt in prompts[1:]]  # the first warms up
@@ -204,6 +211,54 @@ class Reporter:
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+class Answers:
+    """Takes the last response to each request: its error, or None."""
+
+    def __init__(self) -> None:
+        self.taken: list[str | None] = []
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
+        if final:
+            self.taken.append(None if response.error is None else response.error.message)
+
+
+def test_requests_without_images_do_not_wait_for_those_that_are_decoded(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[Any] = []
+    engine = started(most_images=2, prompts=prompts)
+    go = threading.Event()
+
+    def decoded(files: Sequence[bytes]) -> tuple[Any, ...]:
+        if files:
+            assert go.wait(60)
+            raise InvalidArgument("'image' 0 cannot be read")
+        return ()
+
+    monkeypatch.setattr(backend, "pixels", decoded)
+    config: dict[str, Any] = {"output": [{"name": "text_output"}]}
+    instance = LlmInstance(ModelContext("m", 1, ROOT, config), "m_0", engine, StepReport(Reporter(), 0))  # type: ignore[arg-type]
+    answers = Answers()
+
+    def ask(**inputs: bytes) -> InferenceRequest:
+        header = RequestHeader("m", "", [TensorSpec(name, dtypes.BYTES, (1,)) for name in inputs])
+        request = InferenceRequest(header, [join_bytes([value]) for value in inputs.values()], answers, 0)
+        assert instance.execute([request], timings=ExecutionTimes()) == [None]
+        return request
+
+    for _ in range(4):
+        cancelled = ask(text_input=b"once", image=b"")
+    cancelled.cancel()
+    ask(text_input=b"once")
+    eventually(lambda: len(prompts) == 2)  # the first warms up
+    assert answers.taken == []
+    go.set()
+    eventually(lambda: len(answers.taken) == 4)
+    wrong = "Error generating stream: 'image' 0 cannot be read"
+    assert sorted(map(str, answers.taken)) == [wrong] * 3 + ["Request was cancelled"]
+    instance.close()
 
 
 @pytest.mark.parametrize(
@@ -234,14 +289,12 @@ def test_tenants_have_salts_of_their_own(started: Started, parameter: str | None
 
 def test_images_count(started: Started) -> None:
     engine = started(most_images=2)
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
-    heard = asked(engine, images=[file.getvalue()] * 2).over()
+    heard = asked(engine, images=[picture()] * 2).over()
     assert (heard.prompt_tokens, heard.text_tokens, heard.text()) == (5 + 4, 5, "abcd")
     with pytest.raises(InvalidArgument, match="'image' 0 is not in one of the formats JPEG"):
         asked(engine, images=[b"hi"])
     with pytest.raises(Unsupported, match="a prompt with images cannot be truncated"):
-        asked(engine, replace(FEW, truncate_prompt_tokens=2), images=[file.getvalue()])
+        asked(engine, replace(FEW, truncate_prompt_tokens=2), images=[picture()])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +307,6 @@ def test_images_count(started: Started) -> None:
         ),
         ({"prompt": "", "special_tokens": False}, InvalidArgument, "the prompt is empty"),
         ({"lora": "C"}, Unsupported, "LoRA feature is not enabled"),
-        ({"images": [b""]}, Unsupported, "takes no images"),
         ({"sampling": replace(FEW, logprobs=21)}, Unsupported, "'logprobs' is 21"),
         (
             {"sampling": replace(FEW, top_k=2000)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,55 @@ def test_what_templates_use(source: str, text: str) -> None:
         ("{{ ''.__class__.__mro__ }}", r"failed: access to attribute '__class__'"),
         ("{{ ('{0.__class__.__mro__}' | attr('format'))('x') }}", "failed: access to attribute '__class__'"),
         ("{% set _ = messages.append(1) %}", "failed: access to attribute .append. of .list. object is unsafe"),
-        ("{% for n in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% for n in range(10 ** 6) %}{% endfor %}", "Range too big"),
     ],
 )
 def test_what_is_refused(source: str, says: str) -> None:
     with pytest.raises(ApiError, match=says) as refused:
         rendered(source)
     assert (refused.value.param, refused.value.status) == ("messages", 400)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * ['a'] }}",
+        "{{ 9**(9**9) }}",
+        "{% set ns = namespace(x=7) %}{% for n in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ 'a' | center(10**10) }}",
+        "{{ 'a\nb' | indent(10**10) }}",
+        "{{ [1] | tojson(indent=10**10) }}",
+        "{{ [1] | batch(10**10, 'x') | list }}",
+        "{{ 'a'.center(10**10) }}",
+        "{{ ['a'] | map('center', 10**10) | list }}",
+        "{% set f = 'a'.zfill %}{{ f(10**10) }}",
+        "{{ (1).to_bytes(10**10, 'big') }}",
+    ],
+)
+def test_values_without_end(source: str) -> None:
+    """Refused before they are made: no deadline could end the one operation that makes them."""
+    template = ChatTemplate(source, "here", {})
+    with pytest.raises(ApiError, match=r"the chat template (makes a value of more|asks for more) than 1000000"):
+        template.render({"messages": []})
+    with suppress(ApiError):
+        assert template.render_briefly({"messages": []}) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{% if 1 %}" * 5_000, "is invalid"),
+        ("{{" + "(" * 10_000, "is invalid"),
+        ("{{ 'a' | format }}", "is invalid: No filter named 'format'"),
+        ("a" * 100_000, "has 100000 characters; at most 65536 are compiled"),
+    ],
+)
+def test_templates_that_cannot_be_compiled(source: str, says: str) -> None:
+    with pytest.raises(ApiError, match=rf"The chat template \(here\) {says}"):
+        ChatTemplate(source, "here", {})
 
 
 def test_no_template() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nerite.backends.interface import ModelContext
 from nerite.config.model_parameters import DemandMode
 from nerite.config.options import ControlMode, RepositoryOptions
 from nerite.llm.checkpoint import task_of
@@ -95,3 +96,16 @@ def test_a_change_is_seen_and_a_repository_that_is_gone_changes_nothing(
     with caplog.at_level(logging.ERROR):
         assert made.read() == after
     assert "failed to read the model repository" in caplog.text
+
+
+def test_a_model_that_cannot_be_read_keeps_the_server_from_no_other(tmp_path: Path) -> None:
+    for name in ("bad", "good"):
+        python_model(tmp_path, name, IDENTITY, 'backend: "llm"')
+
+    def fails(model: ModelContext) -> str:
+        if model.name == "bad":
+            raise RecursionError("no such case was foreseen")
+        return "generate"
+
+    options = RepositoryOptions((str(tmp_path),), control_mode="demand")
+    assert list(DemandSurvey([LocalRepository(str(tmp_path))], options, (), fails).read()) == ["good"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from nerite.core.bounded_files import json_of
 from nerite.core.errors import Unsupported
 from nerite.core.tensor import Array
 from nerite.llm import checkpoint
@@ -95,7 +95,7 @@ def _read_head(file: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(opened.read(8), "little")
             if length > min(size - 8, _LONGEST_HEAD):
                 raise ValueError(f"a head of {length} bytes in a file of {size}")
-            head = json.loads(opened.read(length))
+            head = json_of(opened.read(length))
             return {
                 name: _tensor(described, file, 8 + length, size)
                 for name, described in head.items()

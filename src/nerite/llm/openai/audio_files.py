@@ -70,6 +70,8 @@ def _check(rate: int, channels: int, frames: int) -> None:
 # WAV
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_MAX_CHUNKS: Final = 1024
+"""Before the samples; common files have a handful."""
 _UNKNOWN_SIZE: Final = 0xFFFFFFFF
 """Size of the samples in a file that was written to a pipe."""
 
@@ -86,7 +88,9 @@ class _Layout(NamedTuple):
 def _wav(data: memoryview) -> tuple[Array, int]:
     layout: _Layout | None = None
     at = 12
-    while at + 8 <= len(data):
+    for _ in range(_MAX_CHUNKS):
+        if at + 8 > len(data):
+            raise refused("it has no samples")
         name, size = bytes(data[at : at + 4]), int.from_bytes(data[at + 4 : at + 8], "little")
         chunk = data[at + 8 :] if name == b"data" and size == _UNKNOWN_SIZE else data[at + 8 : at + 8 + size]
         if name == b"fmt ":
@@ -96,7 +100,7 @@ def _wav(data: memoryview) -> tuple[Array, int]:
                 raise refused("its samples come before their description")
             return _samples(layout, chunk), layout.rate
         at += 8 + size + size % 2
-    raise refused("it has no samples")
+    raise refused(f"its samples come after more than {_MAX_CHUNKS} chunks")
 
 
 def _layout(chunk: memoryview) -> _Layout:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
+from nerite.core.bounded_files import json_of, read_bounded
 from nerite.core.errors import NeriteError, Unsupported
 from nerite.llm.openai import reasoning_parsers, tool_parsers
 from nerite.llm.openai.chat_requests import ChatRequest, first_image, not_taken
@@ -45,6 +47,10 @@ others. Templates that take longer than this limit are rare or malicious.
 """
 
 
+_LONGEST: Final = 64 * 1024
+"""Characters of a template. The longest of common models have a quarter; compiling takes some microseconds each."""
+
+
 class ChatTemplate:
     """A compiled template with the special tokens that it may use."""
 
@@ -60,9 +66,12 @@ class ChatTemplate:
         self.origin = origin
         self.words = words
         self._clock = clock
+        if len(source) > _LONGEST:
+            message = f"The chat template ({origin}) has {len(source)} characters; at most {_LONGEST} are compiled"
+            raise ApiError(message, None, "bad_chat_template", 500)
         try:
             self._template = _environment().from_string(source)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             message = f"The chat template ({origin}) is invalid: {error}"
             raise ApiError(message, None, "bad_chat_template", 500) from None
 
@@ -140,6 +149,45 @@ def _raise(message: str) -> NoReturn:
     raise _refused(message)
 
 
+_MOST: Final = 1_000_000
+"""Characters, elements or bits that one operation of a template may make, and largest width of a text."""
+_WIDTH: Final = re.compile(r"%[^%a-zA-Z]*(?:\d{5}|\*)")
+"""A format that pads its value to ten thousand characters and more, or to a width that is an argument."""
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    """Refuse an operation whose result may be too large: neither it nor its memory could be bounded by a deadline."""
+    if operator == "%":
+        large = isinstance(left, str) and _WIDTH.search(left) is not None
+    elif isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        large = bits > _MOST
+    else:
+        number, repeated = (left, right) if isinstance(left, int) else (right, left)
+        large = isinstance(number, int) and hasattr(repeated, "__len__") and len(repeated) * number > _MOST
+    if large:
+        raise _refused(f"the chat template makes a value of more than {_MOST} characters with '{operator}'")
+
+
+def _check_arguments(given: Iterable[Any]) -> None:
+    """Refuse arguments of a call or a filter that are widths or counts without end."""
+    if any(isinstance(each, int) and each > _MOST for each in given):
+        raise _refused(f"the chat template asks for more than {_MOST} characters or elements")
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def bounded(*arguments: Any, **named: Any) -> Any:
+        _check_arguments((*arguments, *named.values()))
+        return function(*arguments, **named)
+
+    return bounded
+
+
+_WIDENING: Final = ("batch", "center", "indent", "slice", "tojson", "wordwrap")
+"""Filters that pad a text, or fill a list, to a number."""
+
+
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
     """Return JSON as models were trained on it. Jinja's own filter is for HTML and escapes ``<`` and ``'``."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
@@ -148,6 +196,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 @cache
 def _environment() -> Environment:
     from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -161,8 +210,29 @@ def _environment() -> Environment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    class Unfolded(CodeGenerator):
+        """Computes nothing at compile time, when there is no deadline."""
+
+        def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+            if not isinstance(node, nodes.TemplateData):
+                raise nodes.Impossible
+            return super()._output_child_to_const(node, frame, finalize)
+
     class Timed(ImmutableSandboxedEnvironment):
-        """Environment that checks the deadline in each loop iteration and each call of a macro."""
+        """Environment that checks the deadline in each loop iteration and call of a macro, and the size of results."""
+
+        code_generator_class = Unfolded
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """Compute an operation whose result is not too large."""
+            _check_operation(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def call(__self, __context: Any, __obj: Any, *arguments: Any, **named: Any) -> Any:
+            """Call a function that is not asked for too much."""
+            _check_arguments((*arguments, *named.values()))
+            return super().call(__context, __obj, *arguments, **named)
 
         @property
         def turn(self) -> None:
@@ -179,8 +249,10 @@ def _environment() -> Environment:
                 each.body.insert(0, look.set_environment(self))
             return tree
 
-    environment = Timed(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    environment = Timed(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, Generation])
     environment.filters["tojson"] = _to_json
+    environment.filters |= {name: _bounded(environment.filters[name]) for name in _WIDENING}
+    del environment.globals["lipsum"], environment.filters["format"]
     environment.globals["raise_exception"] = _raise
     return environment
 
@@ -272,7 +344,7 @@ def _tokenizer(folder: Path | None) -> dict[str, Any]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(path))
+        found = json_of(_text(path))
     except ValueError as error:
         raise _no_template(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -303,7 +375,7 @@ def _named(given: Any) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _no_template(f"{path} cannot be read: {error}") from None
 

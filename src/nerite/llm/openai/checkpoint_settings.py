@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from nerite.core.bounded_files import read_json
 from nerite.core.errors import NeriteError
 from nerite.llm.openai.chat_templates import checkpoint_directory
 from nerite.llm.openai.sampling import Sampling, SamplingSetting
@@ -23,8 +23,6 @@ FILE: Final = "generation_config.json"
 SAMPLING: Final = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 """Values of the file that are defaults, as with vLLM."""
 _TOKENIZER: Final = "tokenizer_config.json"
-_LARGEST: Final = 16 << 20
-"""Maximum size of a file in bytes."""
 
 
 class GapFormat(NamedTuple):
@@ -96,10 +94,8 @@ def read_settings(name: str, version: Path | None, *, defaults: bool = True) -> 
 
 def _read(name: str, file: Path) -> Mapping[str, Any]:
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST:
-            return {}
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(file) if file.exists() else {}
+    except (OSError, ValueError) as error:
         _log.warning("model '%s': %s cannot be read: %s", name, file, error)
         return {}
     return found if isinstance(found, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from nerite.config.mistake import nearest
+from nerite.core.bounded_files import read_json
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.signature import Signature
 from nerite.llm.openai import text_model
@@ -134,18 +134,13 @@ class ServedModels:
         return unknown_model(name, sorted(names))
 
 
-_LARGEST: Final = 1 << 20
-"""Maximum size of a file with the names of adapters in bytes."""
-
-
 def _adapters_in(version: Path | None) -> tuple[str, ...]:
     """Return the names of the adapters of a model. The engine has validated their file."""
     if version is None:
         return ()
     try:
-        file = version / ADAPTERS
-        found = json.loads(file.read_bytes()) if file.is_file() and file.stat().st_size <= _LARGEST else {}
-    except (OSError, ValueError, RecursionError):
+        found = read_json(version / ADAPTERS)
+    except (OSError, ValueError):
         return ()
     return tuple(found) if isinstance(found, dict) else ()
 

@@ -34,7 +34,6 @@ from nerite.llm.engine import (
     refuse_what_is_unknown,
     tokenizable,
 )
-from nerite.llm.images import pixels
 from nerite.llm.openvino_genai import framework
 from nerite.llm.openvino_genai.grammars import Grammars
 from nerite.llm.openvino_genai.messages import (
@@ -98,7 +97,7 @@ def _prompt(
         if cut is not None or not isinstance(prompt, str):
             what = "tokens" if cut is None else "'truncate_prompt_tokens'"
             raise Unsupported(f"{what}: a model that takes images needs its prompt as text, and cannot truncate it")
-        return length, (prompt, pixels(request.images))
+        return length, (prompt, request.images)
     if kept is not None and kept < length:
         length, tokens = kept, np.ascontiguousarray(tokens[:, -kept:])
     return length, tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -14,6 +13,7 @@ from typing import Any, Final
 from nerite.backends import configuration
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.backends.machine import usable_cores
+from nerite.core.bounded_files import json_of
 from nerite.core.errors import InvalidArgument, Unavailable, Unsupported
 from nerite.llm import checkpoint, selection
 from nerite.llm.checkpoint import (
@@ -111,7 +111,7 @@ def _tensors(file: Path) -> list[str]:
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(size, file.stat().st_size)))
+            header = json_of(opened.read(min(size, file.stat().st_size)))
         return [name for name in header if name != "__metadata__"]
     except (ValueError, TypeError) as error:
         raise InvalidArgument(f"'{file}' is not a safetensors file: {error}") from None

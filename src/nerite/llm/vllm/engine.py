@@ -25,7 +25,6 @@ from nerite.llm.engine import (
     TokenDelta,
     TokenLogprob,
 )
-from nerite.llm.images import pixels
 from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.vllm import framework
 from nerite.llm.vllm.framework import VllmArguments
@@ -195,8 +194,7 @@ class VllmEngine(LoopEngine):
             raise framework.translated(error, "reading sampling parameters") from error
         if request.images and request.sampling.truncate_prompt_tokens is not None:
             raise Unsupported("'truncate_prompt_tokens': a prompt with images cannot be truncated")
-        images = pixels(request.images)
-        self._new.append(VllmRequest(request, listener, tokens, images, sampling))
+        self._new.append(VllmRequest(request, listener, tokens, request.images, sampling))
         self._nudge()
 
     def _usage(self) -> tuple[int, int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any, Final
 from nerite.backends import configuration
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.config.mistake import nearest
+from nerite.core.bounded_files import read_json
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, NotInstalled, Unavailable
 from nerite.core.tensor import Array
 from nerite.llm import checkpoint, selection
@@ -168,7 +168,7 @@ def _variables(context: ModelContext, instance: InstanceContext) -> dict[str, st
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json(file)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"'{file}' cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
