@@ -85,13 +85,9 @@ class Helpers:
             answered(crossed(returned if isinstance(returned, tuple) else (returned,)), None)
 
 
-def header(
-    rows: int = 1, *, priority: int = 0, timeout_us: int = 0, key: object = None, columns: int = 1
-) -> RequestHeader:
+def header(rows: int = 1, *, key: object = None, columns: int = 1, **fields: Any) -> RequestHeader:
     """A header that validation has seen: one FP32 input of ``rows`` rows."""
-    made = RequestHeader(
-        "model", "", [TensorSpec("IN", dtypes.FP32, (rows, columns))], priority=priority, timeout_us=timeout_us
-    )
+    made = RequestHeader("model", "", [TensorSpec("IN", dtypes.FP32, (rows, columns))], **fields)
     made.batch_size = rows
     made.batch_key = key
     return made

@@ -5,12 +5,15 @@ Google's XML interface is of the same dialect, so it stands for Google Cloud Sto
 
 from __future__ import annotations
 
+import itertools
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
+from xml.sax.saxutils import escape
 
 import obstore
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -162,6 +165,37 @@ def refusing(status: str, code: str, times: int = 1000) -> Door:
             return store(environ, respond)
         body = f"<Error><Code>{code}</Code><Message>says the store</Message></Error>".encode() if code else b""
         respond(status, [("Content-Length", str(len(body)))])
+        return [body]
+
+    return door
+
+
+def dripping(part: str, ended: threading.Event) -> Door:
+    """Send the answers to requests for what contains ``part`` byte by byte, with long pauses, until ``ended``."""
+
+    def door(environ: Environ, respond: Respond, store: Application) -> Iterable[bytes]:
+        body = b"".join(store(environ, respond))
+        if part not in unquote(f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"):
+            return [body]
+        return (body[at : at + 1] for at in range(len(body) - 1) if not ended.wait(0.05))
+
+    return door
+
+
+def listing(keys: Callable[[int], Iterable[str]], *, endless: bool = False) -> Door:
+    """List these objects, by the number of the page; ``endless``: each page says that another follows."""
+    pages = itertools.count()
+
+    def door(environ: Environ, respond: Respond, store: Application) -> Iterable[bytes]:
+        page = next(pages)
+        objects = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-21T20:00:00Z</LastModified><Size>1</Size>"
+            "</Contents>"
+            for key in keys(page)
+        )
+        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{page}</NextContinuationToken>" * endless
+        body = f"<ListBucketResult>{objects}{more}</ListBucketResult>".encode()
+        respond("200 OK", [("Content-Length", str(len(body)))])
         return [body]
 
     return door

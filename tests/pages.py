@@ -25,8 +25,17 @@ class Page:
         return found
 
 
-def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROOT, seconds: float = PATIENCE) -> str:
-    """Run a command, which must succeed; the port of the page becomes that of ``server``. Return what it printed."""
+def run(
+    command: list[str] | str,
+    server: Serving | None = None,
+    cwd: Path = ROOT,
+    seconds: float = PATIENCE,
+    status: int = 0,
+) -> str:
+    """Run a command, which must end with ``status``; the port of the page becomes that of ``server``.
+
+    Return what it printed.
+    """
 
     def here(text: str) -> str:
         return text if server is None else text.replace("localhost:8000", server.http)
@@ -42,7 +51,7 @@ def run(command: list[str] | str, server: Serving | None = None, cwd: Path = ROO
         timeout=seconds,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout
 
 

@@ -55,9 +55,9 @@ class Platform:
         self._folder = folder
         self._members = members
 
-    def enter(self, command: str) -> str:
+    def enter(self, command: str, status: int = 0) -> str:
         """Run a command of the page; return what it printed. What it edits must have no mistakes."""
-        said = run(with_names(command, self.router, self._members), cwd=self._folder)
+        said = run(with_names(command, self.router, self._members), cwd=self._folder, status=status)
         if command.endswith((".toml", ".txt")):
             run(_PAGE.block("nerite route --check"), cwd=self._folder)
         return said

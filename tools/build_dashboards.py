@@ -70,6 +70,15 @@ _WAITING: Final = Panel("Waiting", "short", [(gauge("nv_inference_pending_reques
 _MEMORY: Final = Panel("Memory of models", "bytes", [(gauge("nerite_model_memory_bytes"), "{{model}}")])
 _RESTARTS: Final = Panel("Workers that died", "short", [(rate("nerite_worker_restarts_total"), "{{model}}")])
 _PROCESSOR: Final = Panel("Processor", "percentunit", [('nv_cpu_utilization{instance=~"$instance"}', "{{instance}}")])
+_BACKGROUND: Final = Panel(
+    "Background loops: stalled, and set aside",
+    "short",
+    [
+        ('sum by (instance, loop) (nerite_background_stalled{instance=~"$instance"})', "{{instance}} {{loop}} stalled"),
+        ('sum by (instance, loop) (nerite_background_set_aside{instance=~"$instance"})', "{{instance}} {{loop}} aside"),
+    ],
+    "All are to be 0.",
+)
 _MACHINE: Final = Panel(
     "Memory of the machine",
     "bytes",
@@ -180,13 +189,14 @@ _PLATFORM: Final = (
           [('histogram_quantile(0.99, sum by (le, instance) '
             '(rate(nerite_router_decision_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
             "{{instance}} p99")]),
+    _BACKGROUND,
 )  # fmt: skip
 
 DASHBOARDS: Final = {
     "router": ("Nerite: routers and pools", _PLATFORM),
     "overview": (
         "Nerite: overview",
-        (_THROUGHPUT, _LATENCY, _FAILURES, _WAITING, _GIVEN_UP, _RESTARTS, _PROCESSOR, _MACHINE, _MEMORY),
+        (_THROUGHPUT, _LATENCY, _FAILURES, _WAITING, _GIVEN_UP, _RESTARTS, _PROCESSOR, _MACHINE, _MEMORY, _BACKGROUND),
     ),
     "model": (
         "Nerite: a model",

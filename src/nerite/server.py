@@ -24,6 +24,7 @@ from nerite.core.request import Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.text import MAX_VALUE
+from nerite.core.work_loop import WorkLoops
 from nerite.devices.devices import Devices
 from nerite.dispatch.interface import ServerEntry
 from nerite.inference_entry import InferenceEntry, refusal_of
@@ -83,6 +84,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         routes: RouteTable | None = None,
         ledger: Ledger | None = None,
         devices: Devices | None = None,
+        loops: WorkLoops | None = None,
     ) -> None:
         """``manager_of`` creates the model manager, given this server and a callback for loaded and unloaded models."""
         regions = SharedMemoryRegions(allowed=options.device.allow_client_shared_memory, devices=devices)
@@ -91,6 +93,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self.routes.on_changed = self._routes_changed
         self._shadows = RunningShadows(self.routes, self._running)
         self._options = options
+        self.loops = WorkLoops() if loops is None else loops
+        """What runs beside the requests."""
         self.devices = devices
         """The GPUs; None without any."""
         self._cache = cache
@@ -128,7 +132,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Have requests load models from now on."""
         self.demand = demand
         waits = self.waits
-        waits.on_wanted = lambda model, order: demand.want(self, model, order)
+        waits.on_wanted = lambda model, claims: demand.want(self, model, claims)
         waits.order_of = self._order_of
         waits.obstacle_to = demand.obstacle_to
         demand.figures.refused = lambda: waits.refused
@@ -299,9 +303,10 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Report readiness: with strict readiness, every version that was tried to load must be ready.
 
         As in Triton, a model with an unreadable configuration has no versions and does not count. A repository that was
-        never read successfully does. Versions that are only tried, such as the candidate of a rollout, do not count.
+        never read successfully does. Versions that are only tried, such as the candidate of a rollout, do not count. No
+        essential background loop may be stalled.
         """
-        if self._starting or self._draining or self._manager.unread:
+        if self._starting or self._draining or self._manager.unread or self.loops.obstacle:
             answered(False)
             return
         if not self._options.repository.strict_readiness:

@@ -46,7 +46,7 @@ from nerite.repository.repositories import LocalRepository, Repository
 from nerite.repository.version_maker import GpuPlacement, VersionMaker
 from nerite.rollouts.controller import RolloutController
 from nerite.rollouts.state_directory import StateDirectory, StateWriter, state_directory
-from nerite.rollouts.webhook import Webhooks
+from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.routes.table import RouteTable
 from nerite.scheduling.rate_limiter import RateLimiter
 from nerite.server import InferenceServer
@@ -108,7 +108,9 @@ class ServerComponents:
         self._cache = await self._open_cache()
         if options.policy_file:
             self._policy = open_policy(options.policy_file, options.quota_redis)
-        self.tenant_admission = TenantAdmission(None if self._policy is None else self._policy.policy, loop)
+        self.tenant_admission = TenantAdmission(
+            None if self._policy is None else self._policy.policy, loop, routers=bool(options.router_key_file)
+        )
         restricted = [*options.http.restricted.values(), *options.grpc.restricted.values()]
         if options.router_key_file:
             restricted.append(RestrictedKey(access.ROUTER_KEY, f"@{options.router_key_file}"))
@@ -135,13 +137,13 @@ class ServerComponents:
         manager = partial(self._create_manager, loop, front_count, placement, routes)
         tenants = self.tenant_admission
         server = InferenceServer(
-            options, manager, self._cache, tenants, self._helpers, routes, self._ledger, self._devices
+            *(options, manager, self._cache, tenants, self._helpers, routes),
+            *(self._ledger, self._devices, self.loops),
         )
         if options.repository.control_mode in ("explicit", "demand"):
             server.load_on_demand(self._on_demand(server, MemoryGauge(library, found), [gpu.number for gpu in found]))
         router_keys = self._key_files.get(options.router_key_file)
-        identified = self._policy is not None or router_keys is not None
-        callers = Callers(lambda: tenants.policy, router_keys) if identified else None
+        callers = Callers(lambda: tenants.policy, router_keys) if tenants.identifies else None
         self._fronts = None if front_count == 1 else self._front_pool(front_count, server)
         self.rollouts = self._rollout_controller(server)
         self.ports = ServerPorts(
@@ -306,7 +308,9 @@ class ServerComponents:
         identity = f"{options.id}:{options.http.port}:{options.grpc.port}"
         path = state_directory(options.rollout_state, options.repository.paths, identity, os.environ)
         writer = StateWriter(StateDirectory(path), self.loader)
-        return RolloutController(server, server.routes, writer, Webhooks(), self.loader)
+        webhooks = Webhooks(WebhookClient(options.webhook_allowed_hosts))
+        self.loops.add(webhooks.loop)
+        return RolloutController(server, server.routes, writer, webhooks, self.loader)
 
     def _front_pool(self, count: int, server: InferenceServer) -> FrontPool:
         """Return the processes that serve the connections in place of this one."""

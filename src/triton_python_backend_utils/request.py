@@ -492,6 +492,11 @@ class ServedRequest(InferenceRequest):
             | header.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
         )
 
+    def tenant(self) -> str:
+        """Return whose request it is; empty if no policy is in force. Not part of Triton's interface."""
+        caller = self.core.header.caller
+        return "" if caller is None else caller.tenant
+
     def target(self) -> tuple[str, int]:
         """Return the model that received the request, and the version that the caller named."""
         header = self.core.header

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _CUDA: Final = "service/test_cuda_shared_memory.py::test_nvidias_client"
+_BACKGROUND: Final = "service/test_background_loops.py"
 _ROLLOUTS: Final = "service/test_rollouts.py"
 _FLEET: Final = "service/test_rollout_fleet_page.py"
 _AGENTS: Final = "service/test_agent_apis.py"
@@ -44,6 +45,9 @@ HTTP: Final = {
     "POST /v2/models/{model}/route": "service/test_routes.py::test_a_route_is_changed_by_a_request",
     "GET /v2/quota": "service/test_token_admission.py::test_rates",
     "GET /v2/usage": "service/test_ledger_server.py::test_each_request_has_a_row",
+    "GET /v2/background": f"{_BACKGROUND}::test_poison_is_listed_retried_and_discarded",
+    "POST /v2/background/{loop}/retry": f"{_BACKGROUND}::test_poison_is_listed_retried_and_discarded",
+    "POST /v2/background/{loop}/discard": f"{_BACKGROUND}::test_poison_is_listed_retried_and_discarded",
     "GET /v2/rollouts": f"{_ROLLOUTS}::test_over_http",
     "GET /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",
     "POST /v2/models/{model}/rollout": f"{_ROLLOUTS}::test_over_http",

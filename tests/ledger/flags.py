@@ -117,6 +117,7 @@ FLAGS: Final = {
     "router-key-file": "service/test_router_ledger.py::test_a_server_believes_routers_with_a_key_alone",
     "rollout-baseline": "service/test_declared_rollouts.py::test_what_a_server_takes_of_a_cluster_file",
     "rollout-state": "service/test_rollouts.py::test_a_rollout_goes_on_after_a_restart",
+    "webhook-allowed-host": "service/test_rollouts.py::test_decisions_are_posted_and_logged",
     "standby": "service/test_standby.py::test_the_models_are_loaded_when_it_is_woken",
     "demand-host-memory": "service/test_demand.py::test_the_least_recently_used_makes_room",
     "demand-gpu-memory": "unit/repository/test_memory_use.py::"

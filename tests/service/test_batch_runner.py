@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nerite.batches.deadline_planner import DeadlinePlanner
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus
 from nerite.batches.running_batch import ItemAnswer, ItemRequest
 from nerite.batches.service import Batches, BatchLimits, NewBatch, default_directory
-from nerite.batches.store import BatchLease, BatchStore, PageRequest
-from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
+from nerite.batches.store import BatchLease, BatchStore, ItemAnswerRow, PageRequest
+from nerite.core.errors import Conflict, InvalidArgument, NotFound, QuotaExceeded, RefusedData, TooLarge
 from nerite.core.item_attempt import item_of
-from nerite.observability.log import log
 from nerite.storage.database import Database
 from postgres_server import postgres_server
 
@@ -366,14 +366,18 @@ def test_tenants_do_not_see_each_others_files_and_batches(tmp_path: Path) -> Non
 
 def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
     async def run() -> None:
-        limits = BatchLimits(storage_bytes=3 * len(lines(2)))
+        limits = BatchLimits(storage_bytes=6 * len(lines(2)))
         async with house(tmp_path / "batches.db", Executor(), limits) as home:
             batch = await home.create(2)
             with pytest.raises(Conflict, match="is the input of batch"):
                 await home.batches.delete_file("acme", batch.input_file_id)
             other = await home.batches.upload("acme", "x", "user_data", b"data")
             with pytest.raises(TooLarge, match="batch-storage-bytes"):
-                await home.batches.upload("acme", "in.jsonl", "batch", lines(10))
+                await home.batches.upload("acme", "in.jsonl", "batch", lines(20))
+            with pytest.raises(QuotaExceeded, match=r"tenant .acme. has \d+ bytes of files, and may have no more than"):
+                await home.batches.upload("acme", "in.jsonl", "batch", lines(8))
+            kept.append((await home.batches.upload("bob", "in.jsonl", "batch", lines(4))).id)
+            assert len(list(home.batches.files.path.iterdir())) == 4  # with the lock: what was refused was not written
             with pytest.raises(Conflict, match="must be 'batch'"):
                 await home.batches.create("acme", NewBatch(other.id, URL, "1h", {}))
             await home.batches.delete_file("acme", other.id)
@@ -448,9 +452,7 @@ def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "error", said.append)
+def test_batches_wait_while_the_database_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     async def run() -> None:
         executor = Executor()
@@ -463,13 +465,245 @@ def test_batches_wait_while_the_database_fails(tmp_path: Path, monkeypatch: pyte
             await home.under_way(2)
             executor.answer(2)
             deadline = time.monotonic() + 30
-            while not said:
+            while "batches: 'answers' waits: the database of the batches does not answer" not in caplog.text:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
-            assert "batches wait: the database" in said[0]
             assert (await home.batches.batch("acme", batch.id)).completed == 0
             database.call(lambda each: each.execute("ALTER TABLE hidden RENAME TO batch_items"))
             database.close()
             assert (await home.until(batch.id, ended)).completed == 3
 
+    asyncio.run(run())
+
+
+# One batch that cannot be handled keeps no other from its turn.
+
+POISON = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"llm","x":%s}}\n'
+
+
+def nested(levels: int) -> bytes:
+    return POISON % (b"[" * levels + b"]" * levels)
+
+
+def test_items_that_could_not_be_written_are_refused_at_the_upload(tmp_path: Path) -> None:
+    async def run() -> None:
+        executor = Executor()
+        async with house(tmp_path / "batches.db", executor) as home:
+            with pytest.raises(InvalidItems, match=r"Line 1: 'body' is nested too deeply\."):
+                await home.batches.upload("alice", "in.jsonl", "batch", nested(300))
+            await home.batches.upload("alice", "in.jsonl", "batch", nested(200))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", [nested(300), POISON[:40], b"", b"\xff" * 400])
+def test_a_file_that_was_damaged_fails_its_items_alone(tmp_path: Path, content: bytes) -> None:
+    """As files that an earlier release has accepted, or that somebody has shortened; also after a restart."""
+
+    async def run(restart: bool) -> None:
+        executor = Executor()
+        if not restart:
+            executor.capacity = 0
+        async with house(tmp_path / "batches.db", executor) as home:
+            if not restart:
+                file = await home.batches.upload("alice", "in.jsonl", "batch", nested(1))
+                batch = await home.batches.create("alice", NewBatch(file.id, URL, "1h", {}))
+                await home.until(batch.id, lambda now: now.status is BatchStatus.IN_PROGRESS, "alice")
+                (home.batches.files.path / file.id).write_bytes(content)
+                names.append(batch.id)
+                return
+            executor.answers = good
+            bob = await home.create(3, tenant="bob")
+            assert (await home.until(bob.id, ended, "bob")).completed == 3
+            record = await home.until(names[0], ended, "alice")
+            assert (record.status, record.failed, record.completed) == (BatchStatus.COMPLETED, 1, 0)
+            (line,) = await home.content(record.error_file_id, "alice")
+            assert line["error"]["code"] == "damaged_input"
+
+    names: list[str] = []
+    for restart in (False, True):
+        asyncio.run(run(restart))
+
+
+class Fault:
+    """Raises in a method of the store or the planner for the first batch that it is called for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
+        self.batch = ""
+        self.planted = True
+        real = getattr(where, name)
+
+        def method(owner: object, batch: str, *rest: Any, **named: Any) -> Any:
+            self.batch = self.batch or batch
+            if self.planted and batch == self.batch:
+                raise TypeError("Recursion limit reached")
+            return real(owner, batch, *rest, **named)
+
+        monkeypatch.setattr(where, name, method)
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "validate": (BatchStore, "begin"),
+    "load": (BatchStore, "load_items"),
+    "plan": (DeadlinePlanner, "add"),
+    "write": (BatchStore, "answers"),
+    "finish": (BatchStore, "finish"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_exception_in_a_step_of_one_batch_sets_that_batch_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = good
+        async with house(tmp_path / "batches.db", executor) as home:
+            loop = home.batches.loop
+            alice = await home.create(3, tenant="alice")
+            told = await home.until(alice.id, lambda now: bool(now.errors), "alice")
+            assert (told.status.is_end, told.errors[0]["code"]) == (False, "set_aside")
+            assert "incident" in told.errors[0]["message"]
+            (letter,) = loop.dead_letters
+            assert (letter.tenant, alice.id in letter.unit) == ("alice", True)
+            bob = await home.create(3, tenant="bob")
+            assert (await home.until(bob.id, ended, "bob")).completed == 3
+            fault.planted = False
+            loop.retry(letter.unit)
+            assert (await home.until(alice.id, ended, "alice")).completed == 3
+            assert loop.dead_letters == []
+
+    fault = Fault(monkeypatch, *STEPS[step])
+    asyncio.run(run())
+
+
+def test_an_operator_discards_a_batch_that_was_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor()) as home:
+            batch = await home.create(1, tenant="alice")
+            await home.until(batch.id, lambda now: bool(now.errors), "alice")
+            home.batches.loop.discard(batch.id)
+            record = await home.until(batch.id, ended, "alice")
+            assert (record.status, record.errors[0]["code"]) == (BatchStatus.FAILED, "set_aside")
+            assert home.batches.loop.dead_letters == []
+
+    Fault(monkeypatch, BatchStore, "begin")
+    asyncio.run(run())
+
+
+def test_a_batch_that_was_set_aside_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor()) as home:
+            batch = await home.create(1, tenant="alice")
+            await home.until(batch.id, lambda now: bool(now.errors), "alice")
+            await home.batches.cancel("alice", batch.id)
+            assert (await home.until(batch.id, ended, "alice")).status is BatchStatus.CANCELLED
+
+    Fault(monkeypatch, BatchStore, "load_items")
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("method", "step"), [("claim", "leases"), ("remove_expired_files", "expired files")])
+def test_an_exception_in_a_step_of_the_loop_stops_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: str
+) -> None:
+    async def planted(store: BatchStore, *_: Any) -> None:
+        raise TypeError
+
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = good
+        async with house(tmp_path / "batches.db", executor) as home:
+            first = await home.create(1)  # which shows that the leases are there
+            await home.until(first.id, ended)
+            if method == "claim":
+                monkeypatch.setattr(BatchStore, method, planted)
+            batch = await home.create(3)
+            assert (await home.until(batch.id, ended)).completed == 3
+            deadline = time.monotonic() + 30
+            while [*home.batches.loop.failing] != [step]:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+
+    if method != "claim":
+        monkeypatch.setattr(BatchStore, method, planted)
+    asyncio.run(run())
+
+
+def test_an_executor_that_raises_fails_the_item_after_three_attempts(tmp_path: Path) -> None:
+    async def run() -> None:
+        executor = Executor()
+
+        def answers(item: ItemRequest) -> ItemAnswer:
+            if Executor.name(item) == "1":
+                raise ZeroDivisionError
+            return good(item)
+
+        executor.answers = answers
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(3)
+            record = await home.until(batch.id, ended)
+            assert (record.completed, record.failed) == (2, 1)
+            (line,) = await home.content(record.error_file_id)
+            assert "incident" in line["response"]["body"]["text"]
+            assert home.batches.runner.under_way == 0
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_the_database_refuses_fails_its_item_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = BatchStore.commit
+
+    async def refusing(self: BatchStore, answers: Sequence[ItemAnswerRow]) -> set[str]:
+        if any(b"too big" in row.answer for row in answers):
+            raise RefusedData("string or blob too big")
+        return await real(self, answers)
+
+    async def run() -> None:
+        executor = Executor()
+        executor.answers = lambda item: (
+            ItemAnswer(200, b'{"to": "too big"}') if Executor.name(item) in ("3", "4", "90") else good(item)
+        )
+        async with house(tmp_path / "batches.db", executor) as home:
+            batch = await home.create(100)
+            record = await home.until(batch.id, ended)
+            assert (record.completed, record.failed) == (97, 3)
+            errors = await home.content(record.error_file_id)
+            assert [line["custom_id"] for line in errors] == ["item-3", "item-4", "item-90"]
+            assert {line["error"]["code"] for line in errors} == {"invalid_answer"}
+
+    monkeypatch.setattr(BatchStore, "commit", refusing)
+    asyncio.run(run())
+
+
+def test_no_tenant_takes_all_batches_or_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have as many as are left free; without a policy, all of them."""
+
+    async def fill(home: House, tenant: str, items: int) -> int:
+        file = await home.batches.upload(tenant, "in.jsonl", "batch", lines(items))
+        for count in range(1000):
+            try:
+                await home.batches.create(tenant, NewBatch(file.id, URL, "30d", {}))
+            except (QuotaExceeded, Conflict) as error:
+                said.append(error.message)
+                return count
+        raise AssertionError
+
+    async def run() -> None:
+        async with house(tmp_path / "batches.db", Executor(capacity=0)) as home:
+            assert [await fill(home, tenant, 1) for tenant in ("alice", "bob", "carol", "")] == [10, 5, 3, 2]
+            assert said[0] == (
+                "tenant 'alice' has 10 batches that have not ended, and may have no more than are free: 10 of 20. "
+                "Wait for a batch, or cancel one"
+            )
+            assert said[-1] == "20 batches have not ended: wait for one, or cancel one"
+        async with house(tmp_path / "items.db", Executor(capacity=0)) as home:
+            assert [await fill(home, tenant, 10) for tenant in ("alice", "bob", "")] == [5, 3, 2]
+            assert "items without an answer" in said[-3] and "the batch has 10 items" in said[-1]
+
+    said: list[str] = []
+    monkeypatch.setattr("nerite.batches.store.MAX_OPEN", 20)
+    monkeypatch.setattr("nerite.batches.store.MAX_OPEN_ITEMS", 100)
     asyncio.run(run())

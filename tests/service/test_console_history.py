@@ -34,7 +34,10 @@ def execute(self, requests):
 WORDS = {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "BYTES", "data": ["said"]}]}
 CARDS = 992
 """Up to this many pixels, rows of tables are cards."""
-PAGES = ("", "models/plus", "models/broken", "models/loud", "workers", "rollouts", "log", "settings", "tenants", "chat")
+PAGES = (
+    *("", "models/plus", "models/broken", "models/loud", "workers", "rollouts", "background", "log", "settings"),
+    *("tenants", "chat"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import sqlite3
@@ -13,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from nerite.core.errors import InvalidArgument, Unavailable
-from nerite.storage.database import Database, Transaction, postgres_text, shown
+from nerite.core.errors import InvalidArgument, RefusedData, Unavailable
+from nerite.storage.database import Database, Transaction, postgres_text, refuses_value, shown
 from postgres_server import postgres_server
 
 
@@ -90,11 +91,96 @@ def test_a_transaction_takes_effect_as_a_whole_or_not_at_all(location: str) -> N
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         transaction.execute(INSERT, [1, "", None, 0.0])
         raise ZeroDivisionError
-    with pytest.raises(Unavailable, match=r"the database .* failed: "), database.transaction() as transaction:
+    with pytest.raises(RefusedData), database.transaction() as transaction:
         transaction.execute(INSERT, [2, "", None, 0.0])
         transaction.execute(INSERT, [2, "", None, 0.0])
     assert database.call(numbers) == []
     database.close()
+
+
+REFUSED = [
+    [2**70, "", None, 0.0],
+    [2**63, "", None, 0.0],
+    [1, "\ud800", None, 0.0],
+    [1, None, None, 0.0],
+    [1, object(), None, 0.0],
+]
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_values_that_can_never_be_stored_are_told_from_a_database_that_fails(location: str, row: list[object]) -> None:
+    database = Database(location, [Notes()])
+    try:
+        with pytest.raises(RefusedData, match="refuses a value: "), database.transaction() as transaction:
+            transaction.execute(INSERT, [2, "", None, 0.0])
+            transaction.execute_many(INSERT, [row])
+        database.call(lambda transaction: transaction.execute(INSERT, [3, "", None, 0.0]))
+        assert database.call(numbers) == [3]
+        for statement in ("SELECT nothing FROM notes", "no statement", "SELECT 1 FROM away"):
+            with pytest.raises(Unavailable):
+                database.call(lambda transaction, statement=statement: transaction.rows(statement))
+        with pytest.raises(TypeError), database.transaction() as transaction:
+            transaction.execute_many(INSERT, ([int([])] for _ in (1,)))  # type: ignore[call-overload]
+    finally:
+        database.close()
+
+
+def test_a_savepoint_undoes_its_own_statements_alone(location: str) -> None:
+    database = Database(location, [Notes()])
+    with database.transaction() as transaction:
+        transaction.execute(INSERT, [1, "", None, 0.0])
+        with pytest.raises(RefusedData), transaction.savepoint():
+            transaction.execute(INSERT, [2, "", None, 0.0])
+            with transaction.savepoint():
+                transaction.execute(INSERT, [2, "", None, 0.0])
+        with transaction.savepoint():
+            transaction.execute(INSERT, [3, "", None, 0.0])
+    assert database.call(numbers) == [1, 3]
+    with pytest.raises(Unavailable), database.transaction() as transaction, transaction.savepoint():
+        transaction.rows("SELECT 1 FROM away")
+    assert database.call(numbers) == [1, 3]
+    database.close()
+
+
+def test_postgres_refuses_nul_and_index_entries_that_are_too_large(postgres: str) -> None:
+    database = Database(postgres, [])
+    made = "CREATE TEMPORARY TABLE names (name TEXT PRIMARY KEY)"
+    for name in ("a\0b", os.urandom(20_000).hex()):
+        with pytest.raises(RefusedData, match="the database refuses a value: "), database.transaction() as transaction:
+            transaction.execute(made)
+            transaction.execute("INSERT INTO names VALUES (?)", [name])
+    database.close()
+
+
+def test_kinds_of_sqlite_errors() -> None:
+    assert refuses_value(sqlite3, sqlite3.DataError("string or blob too big"))
+    assert not refuses_value(sqlite3, sqlite3.ProgrammingError("Cannot operate on a closed database."))
+    assert not refuses_value(sqlite3, sqlite3.OperationalError("disk I/O error"))
+
+
+def test_errors_say_what_a_database_is_for_and_the_log_where_it_is(
+    postgres: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nerite.storage")
+    admin = Database(postgres, [])
+    admin.call(lambda transaction: transaction.execute("CREATE ROLE guest LOGIN SUPERUSER"))
+    guests = postgres.replace("nerite@", "guest@")
+    database = Database(guests, [Notes()])
+    pid = database.call(lambda transaction: transaction.row("SELECT pg_backend_pid()"))
+    assert pid is not None
+    admin.call(lambda transaction: transaction.execute("ALTER ROLE guest NOLOGIN"))
+    admin.call(lambda transaction: transaction.rows("SELECT pg_terminate_backend(?)", pid))
+    for _ in range(3):
+        with pytest.raises(Unavailable) as failed:
+            database.call(lambda transaction: transaction.rows("SELECT 1"))
+        assert failed.value.message == "the database of the notes does not answer; see the server's log"
+    admin.call(lambda transaction: transaction.execute("ALTER ROLE guest LOGIN"))
+    assert database.call(lambda transaction: transaction.rows("SELECT 1")) == [(1,)]
+    lost, closed = caplog.messages  # once each, however often it is tried
+    assert lost.startswith(f"the database {guests} failed: ")
+    assert closed.startswith(f"cannot connect to the database {guests}: ")
+    database.close()
+    admin.close()
 
 
 def test_work_from_the_loop_is_carried_out_in_its_order(location: str) -> None:
@@ -173,4 +259,5 @@ def test_statements_are_the_same_for_both() -> None:
         "CREATE TABLE a (b BYTEA); SELECT '5 %%' WHERE b = %s"
     )
     assert shown("postgresql://me:secret@host/db") == "postgresql://me@host/db"
+    assert shown("postgresql:///db?password=secret&host=h") == "postgresql:///db?password=...&host=h"
     assert sqlite3.sqlite_version_info >= (3, 24), "of upserts"

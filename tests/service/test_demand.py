@@ -232,6 +232,45 @@ def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
         assert status == 503, "what was measured is known after a restart"
 
 
+@pytest.mark.parametrize("flags", [(), ("--front-processes=1",)], ids=["one process", "front process"])
+def test_a_storm_of_one_tenant_costs_another_neither_its_place_nor_its_models(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    models = tmp_path / "models"
+    storm = [f"alice{number}" for number in range(20)]
+    for name in ("warm", "cold", *storm):
+        python_model(models, name, BIG % 30)
+    policy = tmp_path / "policy.toml"
+    tenants = "".join(f'[tenants.{name}]\nheader_values = ["{name}"]\n' for name in ("alice", "bob"))
+    policy.write_text(f'header = "x-tenant"\n{tenants}')
+    flags = (f"--policy-file={policy}", "--demand-max-waiting=10", "--model-load-thread-count=1", *flags)
+    stop = threading.Event()
+    with demanding(models, "--demand-host-memory=330MiB", *flags) as server:
+
+        def ask(model: str, tenant: str) -> int:
+            return server.ask("POST", f"/v2/models/{model}/infer", asked(0.0), x_tenant=tenant)[0]
+
+        def storms(model: str) -> None:
+            while not stop.wait(0.05):
+                ask(model, "alice")
+
+        assert ask("warm", "bob") == 200
+        threads = [threading.Thread(target=storms, args=(model,)) for model in storm]
+        for thread in threads:
+            thread.start()
+        try:
+            eventually(lambda: server.text.count("evicted 'alice") > 5)
+            before = server.text.count("on demand in")
+            assert ask("cold", "bob") == 200
+            assert server.text.count("on demand in") - before < 5, "its turn came after that of one of the others"
+            assert ask("warm", "bob") == 200
+            assert "evicted 'warm'" not in server.text
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
 def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
 

@@ -28,7 +28,10 @@ EVERYTHING: dict[str, Any] = {
     "picker": {"enabled": True},
     "gateway": GATEWAY,
     "monitoring": {"serviceMonitor": True, "rules": True, "dashboards": True},
-    "networkPolicy": {"enabled": True},
+    "networkPolicy": {
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}],
+        "egress": [{"ports": [{"port": 4318}]}],
+    },
     "pools": [
         {
             "name": "interactive",
@@ -463,6 +466,73 @@ def test_routes_lead_to_the_router_or_to_the_picker(tmp_path: Path) -> None:
     assert pool["targetPorts"] == [{"number": 8000}]
     labels = pods([named(picked, "Deployment", "r-nerite")])[0]["metadata"]["labels"]
     assert pool["selector"]["matchLabels"].items() <= labels.items()
+
+
+def connections(manifests: list[dict[str, Any]], name: str, direction: str) -> list[tuple[Any, list[int]]]:
+    """Return from or to whom pods take or make connections, None for everybody, and the ports, none for all."""
+    key = "from" if direction == "ingress" else "to"
+    rules = named(manifests, "NetworkPolicy", name)["spec"][direction]
+    return [(each.get(key), [port["port"] for port in each.get("ports", ())]) for each in rules]
+
+
+NAMESPACE: dict[str, Any] = {"podSelector": {}}
+ANYWHERE: dict[str, Any] = {"namespaceSelector": {}}
+RELEASE: dict[str, Any] = {
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "nerite", "app.kubernetes.io/instance": "r"}}
+}
+DNS = (None, [53, 53])
+
+
+def test_who_may_connect_to_servers_and_routers(tmp_path: Path) -> None:
+    """Servers behind a router are for the router alone; metrics are for Prometheus, wherever it is."""
+    alone = rendered(folder=tmp_path)
+    scraped = ([ANYWHERE], [8002])
+    own = ([RELEASE], [])
+    assert connections(alone, "r-nerite-servers", "ingress") == [own, ([NAMESPACE], [8000, 8001]), scraped]
+    routed = rendered(values={"router": {"enabled": True}}, folder=tmp_path)
+    assert connections(routed, "r-nerite-servers", "ingress") == [own, scraped]
+    assert connections(routed, "r-nerite-fronts", "ingress") == [([NAMESPACE], [8000, 8001, 9002]), scraped]
+    everything = rendered(values=EVERYTHING, folder=tmp_path)
+    team = EVERYTHING["networkPolicy"]["from"][0]
+    keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert connections(everything, "r-nerite-servers", "ingress") == [own, ([ANYWHERE, team], [8000, 8001]), scraped]
+    assert connections(everything, "r-nerite-fronts", "ingress") == [
+        ([NAMESPACE, ANYWHERE, team], [8000, 8001, 9002]), ([keda], [8001]), scraped,
+    ]  # fmt: skip
+    outside = {"router": {"enabled": True, "service": {"type": "LoadBalancer"}}}
+    assert connections(rendered(values=outside, folder=tmp_path), "r-nerite-fronts", "ingress")[0] == (
+        None,
+        [8000, 8001],
+    )
+    assert connections(rendered(values=TRITON, folder=tmp_path), "r-nerite-servers", "ingress")[1] == (
+        None,
+        [8000, 8001],
+    )
+    off = rendered(values={"networkPolicy": {"enabled": False}}, folder=tmp_path)
+    assert "NetworkPolicy" not in {each["kind"] for each in off}
+
+
+def test_where_servers_and_routers_may_connect_to(tmp_path: Path) -> None:
+    """To names, to the pods of the namespace, and to the ports of addresses in the values."""
+    alone = rendered(folder=tmp_path)
+    assert connections(alone, "r-nerite-servers", "egress") == [([NAMESPACE], []), DNS]
+    values = {
+        "image": {"modelRepositoryPath": "s3://https://minio.example.org:9000/models"},
+        "serverArgs": ["--trace-config=opentelemetry,url=http://collector.tracing:4318/v1/traces"],
+        "router": {
+            "enabled": True,
+            "toml": 'redis = "rediss://redis.example.org"\nledger = "postgresql://[fd00::1]:6432/nerite"',
+            "otherPools": '[[pool]]\nname = "a"\ndns = "vllm.example.org:8080"\ngrpc-port = 9090',
+        },
+        "networkPolicy": {"egress": [{"ports": [{"port": 587}]}]},
+    }
+    found = rendered(values=values, folder=tmp_path)
+    cloud = ([{"ipBlock": {"cidr": "169.254.0.0/16"}}], [80, 988])
+    addresses = (None, [80, 443, 9000, 4318])
+    more = (None, [587])
+    assert connections(found, "r-nerite-servers", "egress") == [([NAMESPACE], []), DNS, addresses, more, cloud]
+    addresses = (None, [443, 6443, 5432, 6379, 6432, 8080, 9090])
+    assert connections(found, "r-nerite-fronts", "egress") == [([NAMESPACE], []), DNS, addresses, more]
 
 
 def test_rules_and_dashboards_are_those_of_the_project(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from nerite.core.errors import Unavailable
 from nerite.core.item_attempt import new_attempt, new_batch_id
 from nerite.ledger import tables
 from nerite.ledger.bill import Month, bill_lines, bill_rows, equation_rows, focus_rows
+from nerite.ledger.dead_rows import Refused, count_dead_rows, dead_rows, set_aside, write_again, write_apart
 from nerite.ledger.instance_clock import InstanceTime
 from nerite.ledger.prices import PriceList, parse_prices
 from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey
-from nerite.storage.database import Database
+from nerite.storage.database import Database, Transaction
 from nerite.tools import bill
 from postgres_server import postgres_server
 
@@ -53,6 +55,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         transaction.execute("DELETE FROM ledger_rows")
         transaction.execute("DELETE FROM ledger_times")
         transaction.execute("DELETE FROM ledger_items")
+        transaction.execute("DELETE FROM ledger_dead_rows")
     yield opened
     opened.close()
 
@@ -64,7 +67,9 @@ def row(number: int, ended: float, amounts: Amounts, **key: Any) -> LedgerRow:
 
 
 def write(database: Database, rows: list[LedgerRow], times: list[InstanceTime] | None = None, session: int = 1) -> None:
-    database.call(partial(tables.write, session=session, server="here", rows=rows, times=times or []))
+    with database.transaction() as transaction:
+        tables.write_rows(transaction, session, rows)
+        tables.write_times(transaction, session, "here", times or [])
 
 
 def test_a_row_that_is_written_again_replaces_the_earlier(database: Database) -> None:
@@ -254,6 +259,46 @@ def test_a_ledger_of_an_earlier_release(tmp_path: Path) -> None:
     made.close()
 
 
+def test_rows_that_are_refused_are_found_among_the_others(database: Database) -> None:
+    poison = {2: {"model": "a\ud800b"}, 17: {"tenant": "\ud83d"}, 256: {"pool": "\udfff"}}
+    some = [row(number, FIRST, Amounts(compute_ns=10**9), **poison.get(number, {})) for number in range(1, 257)]
+    written: list[int] = []
+
+    def put(transaction: Transaction, part: Sequence[LedgerRow]) -> None:
+        written.append(len(part))
+        tables.write_rows(transaction, 5, part)
+
+    with database.transaction() as transaction:
+        refused = write_apart(transaction, some, put)
+        assert [each.entry.number for each in refused] == [*poison]
+        assert set_aside(transaction, 5, refused) == []
+    assert len(written) < 64, "halves that hold no refused row are written at once"
+    (found,) = database.call(partial(tables.sums, start=FIRST, end=FIRST + DAY))
+    assert found.amounts.requests == 253
+    kept = database.call(dead_rows)
+    assert [each.row for each in kept] == [each.entry for each in refused]
+    assert all("surrogates not allowed" in each.reason for each in kept)
+    assert database.call(write_again) == (3, 0)
+    assert database.call(count_dead_rows) == 0
+    models = database.call(partial(tables.sums, start=0, end=9e9, group_by=["model"]))
+    assert [each.group["model"] for each in models] == ["a\ufffdb", "m"]
+
+
+def test_what_is_refused_again_stays_set_aside(database: Database) -> None:
+    too_many = row(1, FIRST, Amounts(2**70))
+    database.call(lambda transaction: set_aside(transaction, 1, [Refused(too_many, OverflowError("too large"))]))
+    assert database.call(write_again) == (0, 1)
+    assert database.call(dead_rows) == [(1, too_many, "too large")]
+
+
+def test_a_database_that_fails_refuses_nothing(database: Database) -> None:
+    def fail(transaction: Transaction, part: Sequence[LedgerRow]) -> None:
+        transaction.rows("SELECT 1 FROM away")
+
+    with pytest.raises(Unavailable), database.transaction() as transaction:
+        write_apart(transaction, [row(1, FIRST, Amounts())], fail)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.db"
@@ -296,6 +341,26 @@ def test_a_ledger_that_does_not_add_up_is_told(ledger: Path, capsys: pytest.Capt
     database.close()
     assert bill.run(["--ledger", str(ledger), "--month", "2026-11", "--check", "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)[-1]["unaccounted_seconds"] == 4
+
+
+def test_rows_that_were_set_aside_are_told_and_written_again(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = Database(str(ledger), [tables.LedgerSchema()])
+    lost = Refused(row(2, FIRST, Amounts(compute_ns=10**9), model="a\0b\x1b[2J"), ValueError("NUL"))
+    unkept = database.call(lambda transaction: set_aside(transaction, 1, [lost]))
+    assert unkept == []
+    database.close()
+    usual = ["--ledger", str(ledger), "--month", "2026-11"]
+    assert bill.run(usual) == 0
+    assert "1 rows were set aside and are in no bill\n    --set-aside lists them." in capsys.readouterr().err
+    assert bill.run([*usual, "--set-aside"]) == 0
+    assert r"| 1/2 | acme   | a\x00b\x1b[2J | answered | NUL    |" in capsys.readouterr().out
+    assert bill.run([*usual, "--set-aside", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["row"]["number"] == 2
+    assert bill.run([*usual, "--write-set-aside"]) == 0
+    assert "1 rows were written, 0 are refused again." in capsys.readouterr().out
+    assert bill.run([*usual, "--format", "json"]) == 0
+    out = capsys.readouterr()
+    assert (json.loads(out.out)[0]["requests"], out.err) == (2, "")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,26 @@ from fake_instance import OK, FakeInstance
 from nerite.core.errors import Unavailable
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.request import Caller, InferenceRequest
+from nerite.ledger import ledger as ledger_module
+from nerite.ledger import tables
+from nerite.ledger.dead_rows import count_dead_rows, write_again
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.meter import VersionMeter
+from nerite.ledger.row import Amounts, LedgerRow, RowKey
 from nerite.ledger.tables import LedgerSchema, equations, sums
 from nerite.storage.database import Database, Transaction
+from postgres_server import postgres_server
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
+        yield location
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres"))
 
 
 class Busy:
@@ -129,6 +145,57 @@ def test_what_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     running(work())
 
 
+def test_a_row_that_is_refused_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        ledger = ledger_in(tmp_path)
+        busy = Busy(ledger)
+        busy.run(3)
+        busy.run(1, "mallory \ud800")
+        busy.run(2, "bob")
+        assert await ledger.read(counts) == {"acme": 3, "bob": 2}
+        (told, dead) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert dead.rows > 0
+        assert abs(told.unaccounted + dead.unaccounted) < 1e-6
+        assert samples(ledger.write_metrics)["nerite_ledger_set_aside_rows_total"][""] == 1
+        assert samples(ledger.write_metrics)["nerite_ledger_waiting_rows"][""] == 0
+        assert await ledger.read(count_dead_rows) == 1
+        await ledger.close()
+
+    running(work())
+    assert "1 rows of the ledger were set aside, the first because: " in caplog.text
+    assert "lost" not in caplog.text
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise TypeError("planted")
+
+
+@pytest.mark.parametrize("broken", ["write_rows", "write_times", "running_rows", "times", "summed"])
+def test_an_exception_in_one_step_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    places = {"write_rows": tables, "write_times": tables, "summed": ledger_module}
+
+    async def work() -> None:
+        ledger = ledger_in(tmp_path, max_rows=10)
+        other = Busy(ledger, FakeInstance("other"))
+        busy = Busy(ledger, FakeInstance("busy"))
+        with monkeypatch.context() as patch:
+            patch.setattr(places.get(broken, busy.meter), broken, _raise)
+            busy.run(15)
+            other.run(15, "bob")
+            await ledger.flush()
+            assert ledger.waiting_rows == 0
+        if broken == "write_rows":
+            assert (await ledger.read(write_again))[1] == 0
+        assert await ledger.read(counts) == {"acme": 15, "bob": 15}
+        (told,) = await ledger.read(lambda transaction: equations(transaction, 0, 10**6))
+        assert abs(told.unaccounted) < 1e-6
+        await ledger.close()
+
+    running(work())
+
+
 def test_the_end_of_a_version_is_written(tmp_path: Path) -> None:
     async def work() -> None:
         ledger = ledger_in(tmp_path)
@@ -148,3 +215,29 @@ def test_the_end_of_a_version_is_written(tmp_path: Path) -> None:
     assert database.call(counts) == {"acme": 3}
     assert database.call(lambda transaction: transaction.rows("SELECT COUNT(*) FROM ledger_times")) == [(2,)]
     database.close()
+
+
+def test_rows_that_the_database_refuses_keep_no_others_from_being_written(location: str) -> None:
+    """A number that no column can have, and a text that PostgreSQL cannot store; SQLite can."""
+
+    async def main() -> None:
+        ledger = Ledger(location, lambda caller: "standard")
+        now = time.time()
+        for number, tenant in enumerate(["bob"] * 50 + ["poison\0tenant"] + ["bob"] * 49):
+            tokens = 1 << 70 if number in (3, 90) else 1
+            ledger.add(LedgerRow(ledger.next_number(), now, now, RowKey(tenant), Amounts(prompt_tokens=tokens)))
+        Busy(ledger).run(5, "alice")
+        await ledger.flush()
+        refused = 3 if location.startswith("postgres") else 2
+        assert (ledger.waiting_rows, ledger.set_aside_rows, ledger.written_rows) == (0, refused, 105 - refused)
+        found = await ledger.read(counts)
+        assert (found["bob"], found["alice"]) == (97, 5)
+        equation = (await ledger.read(lambda each: equations(each, 0, 99_999)))[0]
+        assert abs(equation.unaccounted) < 1e-6
+        dead = await ledger.read(lambda each: each.rows("SELECT content FROM ledger_dead_rows ORDER BY number"))
+        assert len(dead) == refused
+        ledger.add(LedgerRow(ledger.next_number(), now, now, RowKey("bob"), Amounts()))
+        assert (await ledger.read(counts))["bob"] == 98
+        await ledger.close()
+
+    running(main())

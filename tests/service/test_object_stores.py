@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from nerite.core.errors import Internal, Unavailable
 from nerite.repository.remote import repository_at
+from nerite.repository.remote import store as remote_store
 from nerite.repository.remote.repository import RemoteRepository
 from object_store import (
     BUCKET,
@@ -26,7 +27,9 @@ from object_store import (
     ObjectStore,
     Respond,
     breaking,
+    dripping,
     is_read,
+    listing,
     object_store,
     refusing,
 )
@@ -66,6 +69,18 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., RemoteRepository]]:
 
 
 Opens = Callable[..., RemoteRepository]
+
+
+@pytest.fixture
+def drip(store: ObjectStore) -> Iterator[Callable[[str], None]]:
+    """Has the store answer some requests byte by byte, until the test ends."""
+    ended = threading.Event()
+
+    def begin(part: str) -> None:
+        store.door = dripping(part, ended)
+
+    yield begin
+    ended.set()
 
 
 def content(directory: Path | None) -> dict[str, bytes]:
@@ -351,3 +366,64 @@ def test_google(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert content(repository.fetch("m")) == {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
     assert store.reads[-1].authorization.startswith("Bearer ")
     repository.close()
+
+
+# A store that is hostile, or broken.
+
+
+@pytest.mark.parametrize("part", ["models/m/1/model.py", "prefix=models/m"])
+def test_a_store_that_sends_a_byte_now_and_then(
+    store: ObjectStore, opened: Opens, drip: Callable[[str], None], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_store, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(remote_store, "TRIES", 2)
+    store.put("models/m/1/model.py", LARGE)
+    repository = opened(store.location)
+    drip(part)
+    with pytest.raises(Internal, match=r"failed 2 times: the store has not answered, or has sent too little, for 0.1"):
+        repository.fetch("m")
+
+
+@pytest.mark.parametrize("part", ["models/slow/", "prefix=models/slow"])
+def test_a_model_that_does_not_arrive_holds_up_no_other_and_not_the_end(
+    store: ObjectStore, opened: Opens, drip: Callable[[str], None], part: str
+) -> None:
+    for number in range(20):
+        store.put(f"models/slow/{number}", LARGE)
+    drip(part)
+    repository = opened(store.location)
+    with ThreadPoolExecutor(1) as other:
+        arriving = other.submit(repository.fetch, "slow")
+        assert content(repository.fetch("m")) == {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
+        assert not arriving.done()
+        repository.close()
+        with pytest.raises(Unavailable, match=r"the server is stopping|was cancelled"):
+            arriving.result(PATIENCE)
+
+
+def test_a_listing_without_end(store: ObjectStore, opened: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_store, "MOST_OBJECTS", 5000)
+    store.door = listing(lambda page: (f"models/m/{page}/{number}" for number in range(100)), endless=True)
+    with pytest.raises(Internal, match="the store lists more than 5000 objects below 'models/m'"):
+        opened(store.location).fetch("m")
+    assert store.lists < 100
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("models/m/../../x", "Rename the object"),
+        ("models/m//etc/x", "Rename the object"),
+        ("models/m/a\tb", "Rename the object"),
+        (f"models/m/{'a' * 300}", "is not a valid file name"),
+        ("models/m/..\\x", "is not a valid file name"),
+        ("models/n/x", "is not below 'models/m'"),
+        ("models/mx", "is not below 'models/m'"),
+    ],
+)
+def test_names_that_lead_out(store: ObjectStore, opened: Opens, tmp_path: Path, key: str, text: str) -> None:
+    store.door = listing(lambda _: ["models/m/config.pbtxt", key])
+    with pytest.raises(Internal, match=text):
+        opened(store.location).fetch("m")
+    assert store.lists == 1, "tried again"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -6,11 +6,12 @@ import http.client
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -402,7 +403,7 @@ def test_decisions_are_posted_and_logged(models: Path) -> None:
     with Hook() as hook:
         thread = threading.Thread(target=hook.serve_forever)
         thread.start()
-        with house(models) as server:
+        with house(models, "--webhook-allowed-host=127.0.0.1") as server:
             start(server, {**SLOW, "webhook": f"http://127.0.0.1:{hook.server_port}/"})
             server.ask("POST", f"{MODEL}/rollout/abort", b"")
             eventually(lambda: len(hook.got) == 2)
@@ -413,6 +414,54 @@ def test_decisions_are_posted_and_logged(models: Path) -> None:
     assert hook.got[0]["evidence"]["arms"]["candidate"]["version"] == "2"
     assert "rollout of 'adder' from version 1 to 2: running: version 2 gets 20 % of the requests" in log
     assert "rollout of 'adder' from version 1 to 2: aborted: an operator aborted the rollout" in log
+
+
+def test_webhooks_that_are_refused(models: Path) -> None:
+    refusals = {
+        "http://a..b/x": "'a..b' is no host",
+        "http://169.254.169.254/latest/meta-data": "169.254.169.254, which is not public",
+        "http://localhost:8000/v2/repository/models/adder/unload": "allow it with --webhook-allowed-host localhost",
+    }
+    with house(models) as server:
+        for url, why in refusals.items():
+            code, _, body = server.ask("POST", f"{MODEL}/rollout", {**SLOW, "webhook": url})
+            assert code == 400 and why in json.loads(body)["error"]
+        assert server.ask("GET", f"{MODEL}/rollout", b"")[0] == 404
+
+
+def test_receivers_do_not_disturb_each_other(models: Path) -> None:
+    """One is silent, one sends what is not HTTP, one breaks connections; the fourth gets its documents."""
+    names = ("adder", "silent", "odd", "closed")
+    for name in names:
+        for version in (1, 2):
+            config = CONFIG + "\nversion_policy { specific { versions: [ 1 ] } }"
+            python_model(models, name, adds(version), config, version=version)
+
+    def serve(listening: socket.socket, answer: bytes) -> None:
+        with suppress(OSError):  # the test has ended
+            while True:
+                connection, _ = listening.accept()
+                connection.sendall(answer)
+                connection.close()
+
+    silent, odd, closed = sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    for listening, answer in ((odd, b"\0" * 100_000), (closed, b"")):
+        threading.Thread(target=serve, args=(listening, answer), daemon=True).start()
+    with Hook() as hook, house(models, "--webhook-allowed-host=127.0.0.1") as server:
+        thread = threading.Thread(target=hook.serve_forever)
+        thread.start()
+        ports = [silent.getsockname()[1], odd.getsockname()[1], closed.getsockname()[1], hook.server_port]
+        for name, port in zip((*names[1:], names[0]), ports, strict=True):
+            spec = {**SLOW, "webhook": f"http://127.0.0.1:{port}/"}
+            assert server.ask("POST", f"/v2/models/{name}/rollout", spec)[0] == 200
+        eventually(lambda: bool(hook.got))
+        server.ask("POST", f"{MODEL}/rollout/abort", b"")
+        eventually(lambda: len(hook.got) == 2)
+        assert "was not posted" not in server.text, "the others are tried again meanwhile"
+        hook.shutdown()
+        thread.join()
+    for each in sockets:
+        each.close()
 
 
 def test_the_command_waits_for_the_end_and_a_recording_is_judged_anew(models: Path) -> None:

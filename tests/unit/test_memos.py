@@ -84,6 +84,7 @@ BY_THE_OPERATOR: Final = {
     "repository/demand_survey.py:_known", "repository/descriptions.py:_last", "repository/memory_use.py:_found",
     "repository/on_demand.py:_models", "scheduling/residency_table.py:_dependents",
     "scheduling/model_residency.py:_overhead", "scheduling/model_residency.py:budget",
+    "scheduling/model_residency.py:_turns",  # tenants of the policy; emptied when nobody waits
     "scheduling/model_residency.py:size", "scheduling/model_residency.py:stays", "scheduling/departures.py:_later",
     "scheduling/residency_table.py:size", "scheduling/residency_table.py:stays", "scheduling/residency_table.py:taken",
     "repository/memory_use.py:here", "repository/on_demand.py:_wake_seconds", "repository/sleeping_versions.py:asleep",
@@ -92,6 +93,11 @@ BY_THE_OPERATOR: Final = {
 of the policy."""
 SMALL: Final = {
     "llm/json_grammar.py:_references": "references of one schema, at most 4,096",
+    "storage/database.py:_said": "messages of the database in the last minute",
+    "router/json_members.py:_seen": "names that are searched for",
+    "router/json_members.py:found": "names that are searched for",
+    "backends/python/archives.py:_files": "entries of one archive of a model, while it is unpacked",
+    "backends/python/archives.py:_links": "entries of one archive of a model, while it is unpacked",
     "llm/openai/serving.py:_told": "names of at most 256 fields, each of bounded length",
     "llm/openvino_genai/grammars.py:_good": "hashes, at most 4,096",
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",

@@ -13,12 +13,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from nerite.config.mistake import nearest
 from nerite.core.errors import InvalidArgument
-from nerite.core.request import Caller
+from nerite.core.request import EVERYBODY, Caller
 from nerite.ledger.prices import MILLION, PriceList, read_prices
 from nerite.redis.settings import RedisSettings, settings_of_address
 
-EVERYBODY: Final = "default"
-"""Name of the tenant for all callers without a tenant of their own. They share one account."""
 ANY_MODEL: Final = "*"
 
 
@@ -78,6 +76,8 @@ class Tenant:
     """Maximum number of requests that wait or run; 0 for no limit."""
     retry_fraction: float = 1.0
     """Maximum fraction of its requests that may be retries."""
+    sequence_share: float = 0.75
+    """Maximum fraction of a model's slots that its sequences may hold; they may hold one at least."""
     tokens_per_month: int = 0
     """Tokens of input and output in a calendar month, over all servers; 0 for no limit."""
     money_per_month: int = 0
@@ -201,6 +201,7 @@ _WEIGHT: Final = _Kind("an integer >= 1", lambda value: _is_integer(value) and v
 _ORDER: Final = _Kind("an integer", _is_integer)
 _SECONDS: Final = _Kind("a number of seconds >= 0", lambda value: _is_number(value) and value >= 0)
 _PART: Final = _Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+_SHARE: Final = _Kind("a number above 0, 1 at most", lambda value: _is_number(value) and 0 < value <= 1)
 _MONEY: Final = _Kind("a number >= 0", lambda value: _is_number(value) and 0 <= value <= _MOST_MONEY)
 _TEXT: Final = _Kind("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _TEXTS: Final = _Kind(
@@ -216,10 +217,11 @@ _TENANT: Final = {
     **{f"{rate}_{what}": _COUNT for rate in _RATES for what in ("per_minute", "burst")},
     "concurrency": _COUNT,
     "retry_fraction": _PART,
+    "sequence_share": _SHARE,
     "tokens_per_month": _COUNT,
     "money_per_month": _MONEY,
 }
-_PLAIN: Final = ("weight", "concurrency", "retry_fraction", "tokens_per_month")
+_PLAIN: Final = ("weight", "concurrency", "retry_fraction", "sequence_share", "tokens_per_month")
 """Settings of a tenant that are taken as they are."""
 _NAMED_TENANT: Final = {"keys": _TEXTS, "header_values": _TEXTS, **_TENANT}
 _LLM: Final = {

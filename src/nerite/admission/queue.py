@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from nerite.admission import refusals
 from nerite.admission.estimates import EngineStatistics, TokenRatio
-from nerite.admission.policy import EVERYBODY, IDLE
+from nerite.admission.policy import IDLE
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, RefusedTicket, TicketEnding, TicketState
 from nerite.core.engine_report import EngineReport, RequestEnded, RequestProgress
 from nerite.core.errors import (
@@ -29,7 +29,15 @@ from nerite.core.execution_observer import ForwardingSink
 from nerite.core.failures import report
 from nerite.core.model_calls import first_of
 from nerite.core.queue_stage import FrontStage, QueueStage
-from nerite.core.request import MIXED, Caller, CancelReason, InferenceRequest, ReplySink, with_request_id
+from nerite.core.request import (
+    EVERYBODY,
+    MIXED,
+    Caller,
+    CancelReason,
+    InferenceRequest,
+    ReplySink,
+    with_request_id,
+)
 from nerite.core.response import InferenceResponse
 from nerite.dispatch.busy_poll import LoopTimer
 from nerite.llm.demand import IMAGE_TOKENS, Demand, demand, limit

@@ -15,9 +15,10 @@ from weakref import WeakSet
 from nerite.admission.accounts import Accounts, QuotaStanding, RateUse, TokenUse, UsageTable
 from nerite.admission.controller import AdmissionController
 from nerite.admission.idempotency import IdempotencyRegistry, IdempotentQueue
-from nerite.admission.policy import ANY_MODEL, EVERYBODY, AdmissionPolicy, ModelLimits
+from nerite.admission.policy import ANY_MODEL, AdmissionPolicy, ModelLimits
 from nerite.admission.queue import AdmissionQueue, EngineAdmissionQueue
 from nerite.admission.shared_quotas import SharedQuotas
+from nerite.core.request import EVERYBODY
 from nerite.observability.exposition import Metric, MetricTable, Page
 
 if TYPE_CHECKING:
@@ -137,10 +138,18 @@ _UNLIMITED: Final = AdmissionPolicy(llms={ANY_MODEL: ModelLimits(queue_length=0)
 class TenantAdmission:
     """Creates the admission queues of all models; one per server. Used from the loop's thread only."""
 
-    def __init__(self, policy: AdmissionPolicy | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Without a ``policy``, there is no admission control by tenant. Raises ``Unsupported``."""
+    def __init__(
+        self, policy: AdmissionPolicy | None, loop: asyncio.AbstractEventLoop, *, routers: bool = False
+    ) -> None:
+        """Without a ``policy``, there is no admission control by tenant.
+
+        ``routers``: some tell who sends requests, with or without a policy. Raises ``Unsupported``.
+        """
         self.in_force = policy is not None
-        """A policy is in force, so requests have callers."""
+        """A policy is in force."""
+        self.identifies = policy is not None or routers
+        """Requests have callers."""
+        self._routers = routers
         self.shared = None if policy is None or policy.shared is None else SharedQuotas(policy.shared, loop)
         """Quotas over all servers; its owner starts and closes it. None: this server has its own."""
         if self.shared is not None:
@@ -157,6 +166,11 @@ class TenantAdmission:
     def policy(self) -> AdmissionPolicy:
         """The policy in force."""
         return self._accounts.policy
+
+    def sequence_share(self, tenant: str) -> float:
+        """Return the fraction of a model's slots that the sequences of a tenant may hold now; all if it is alone."""
+        policy = self.policy
+        return policy.tenant(tenant).sequence_share if policy.tenants or self._routers else 1.0
 
     def admission_queue(
         self,

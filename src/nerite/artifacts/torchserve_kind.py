@@ -10,11 +10,12 @@ import stat
 import zipfile
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from nerite.artifacts.artifact import Artifact, Candidate, Unusable
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
+from nerite.core.client_text import is_file_path
 
 MANIFEST: Final = "MAR-INF/MANIFEST.json"
 _PROGRAM: Final = Path(__file__).resolve().with_name("programs") / "torchserve_handler.py"
@@ -99,10 +100,9 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> list[str]:
         raise refusal(f"it has {len(found)} files")
     for member in found:
         name = member.filename
-        parts = PurePosixPath(name).parts
-        if name.startswith("/") or "\\" in name or not name.isprintable() or {"..", ""} & set(name.split("/")):
+        if not is_file_path(name):
             raise refusal(f"'{name}' leads out of it")
-        if not parts or stat.S_ISLNK(member.external_attr >> 16):
+        if stat.S_ISLNK(member.external_attr >> 16):
             raise refusal(f"'{name}' is a link")
         if member.file_size > _RATIO * max(member.compress_size, 4096):
             raise refusal(f"'{name}' is packed more densely than weights can be")

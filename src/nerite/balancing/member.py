@@ -65,6 +65,8 @@ class RoutedRequest(NamedTuple):
     sequence_start: bool = False
     """It begins a sequence, wherever a sequence of this name was before."""
     sequence_end: bool = False
+    tenant: str = ""
+    """Whose sequence it is: the names of one tenant are not those of another. Empty without tenants."""
     repeatable: bool = True
     """It may go to another member after one has failed without an answer: nothing happens twice, or it may."""
     streams: bool = False

@@ -181,7 +181,8 @@ class PoolBalancer:
         if not tried:
             self.budget.add_request()
         if request.sequence:
-            key = crc32(f"{request.model}\0{request.sequence}".encode())
+            whose = f"{request.tenant}\0" if request.tenant else ""
+            key = crc32(f"{request.model}\0{whose}{request.sequence}".encode())
             return Pick(next(self._affinity.ring.walk(key, fit.by_name)).member, (), "sequence")
         if self.policy.choice is ChoicePolicy.ROUND_ROBIN:
             load, reason = loads[0], "round_robin"
@@ -206,12 +207,10 @@ class PoolBalancer:
         self, request: RoutedRequest, now_ns: int, tried: Collection[str], subset: Collection[str] | None
     ) -> Pick | NoMember | None:
         """Return the member that has the sequence, or why it cannot go on. None: it goes to a new place."""
-        place = self._sequences.find(request.model, request.sequence)
+        place = self._sequences.find(request)
         if place is None or request.sequence_start:
-            if self._sequences.is_full(now_ns) and place is None:
-                limit = self.policy.max_sequences
-                return NoMember(429, f"pool '{self.name}' has {limit} sequences, as many as max-sequences allows")
-            return None
+            obstacle = self._sequences.obstacle(request.tenant, now_ns)
+            return NoMember(429, f"pool '{self.name}' {obstacle}") if obstacle and place is None else None
         name = place.member
         text = f"sequence '{request.sequence}' of model '{request.model}' is on member '{name}' of pool '{self.name}'"
         load = self._members.get(name)
@@ -297,7 +296,7 @@ class PoolBalancer:
             self._typical += _TYPICAL_WEIGHT * (attempt.work - self._typical)
         load.begin(attempt.work, now_ns)
         if request.sequence:
-            self._sequences.put(request.model, request.sequence, member.name, load.ticket, now_ns)
+            self._sequences.put(request, member.name, load.ticket, now_ns)
         return attempt
 
     def progress(self, attempt: MemberAttempt, tokens: float, now_ns: int) -> None:
@@ -333,7 +332,7 @@ class PoolBalancer:
             if not (attempt.tokens or request.prompt_tokens):
                 load.time_tokens(request.model, LEAST_WORK, spent_ns)
             if request.sequence_end:
-                self._sequences.remove(request.model, request.sequence)
+                self._sequences.remove(request)
         load.end(attempt.work, now_ns)
         if self._members.get(load.member.name) is load:
             if how is AttemptEnd.ANSWERED:

@@ -7,8 +7,13 @@ member when members come and go.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from typing import Final, NamedTuple
+
+from nerite.balancing.member import RoutedRequest
+
+TENANT_SHARE: Final = 0.75
+"""Fraction of the places that the sequences of one tenant may take."""
 
 
 class SequencePlace(NamedTuple):
@@ -18,6 +23,8 @@ class SequencePlace(NamedTuple):
     ticket: int
     """Of the member's process: another one has not its state."""
     used_ns: int
+    tenant: str
+    """Whose it is."""
 
 
 class SequenceTable:
@@ -28,27 +35,46 @@ class SequenceTable:
         self._limit = limit
         self._idle_ns = round(idle * 1e9)
         self._places: OrderedDict[int, SequencePlace] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        """Number of sequences by tenant."""
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, model: str, sequence: str) -> SequencePlace | None:
-        """Return where a sequence is, if that is known."""
-        return self._places.get(hash((model, sequence)))
+    def find(self, request: RoutedRequest) -> SequencePlace | None:
+        """Return where the sequence of a request is, if that is known."""
+        return self._places.get(_key(request))
 
-    def is_full(self, now_ns: int) -> bool:
-        """Forget who was idle for too long. Returns whether there is no room for another sequence."""
+    def obstacle(self, tenant: str, now_ns: int) -> str:
+        """Forget who was idle for too long. Return why a tenant may begin no sequence; empty if it may."""
         places = self._places
         while places and next(iter(places.values())).used_ns + self._idle_ns <= now_ns:
-            places.popitem(last=False)
-        return len(places) >= self._limit
+            self._forget(next(iter(places)))
+        if len(places) >= self._limit:
+            return f"has {self._limit} sequences, as many as max-sequences allows"
+        if tenant and self._counts[tenant] >= max(1, int(self._limit * TENANT_SHARE)):
+            return f"has {self._counts[tenant]} sequences of tenant '{tenant}', the share of max-sequences for one"
+        return ""
 
-    def put(self, model: str, sequence: str, member: str, ticket: int, now_ns: int) -> None:
+    def put(self, request: RoutedRequest, member: str, ticket: int, now_ns: int) -> None:
         """Note that a request of a sequence is sent to a member."""
-        key = hash((model, sequence))
-        self._places[key] = SequencePlace(member, ticket, now_ns)
+        key = _key(request)
+        if request.tenant and key not in self._places:
+            self._counts[request.tenant] += 1
+        self._places[key] = SequencePlace(member, ticket, now_ns, request.tenant)
         self._places.move_to_end(key)
 
-    def remove(self, model: str, sequence: str) -> None:
+    def remove(self, request: RoutedRequest) -> None:
         """Forget a sequence that has ended."""
-        self._places.pop(hash((model, sequence)), None)
+        self._forget(_key(request))
+
+    def _forget(self, key: int) -> None:
+        place = self._places.pop(key, None)
+        if place is not None and place.tenant:
+            self._counts[place.tenant] -= 1
+            if not self._counts[place.tenant]:
+                del self._counts[place.tenant]
+
+
+def _key(request: RoutedRequest) -> int:
+    return hash((request.model, request.tenant, request.sequence))

@@ -13,7 +13,8 @@ from nerite.core.errors import NeriteError
 from nerite.core.text import quoted_text, text_error
 
 OPENAI_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-_INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/[0-9]+)?/infer")
+_INFER: Final = re.compile(r"/v2/models/([^/\s?#%\x00-\x1f\x7f-\U0010ffff]+)(?:/versions/[0-9]+)?/infer")
+"""A request target without anything that means something else to whoever parses it, such as an end of line."""
 MAX_ITEMS: Final = 50_000
 MAX_LINE: Final = 32 << 20
 """Bytes of a line."""
@@ -21,6 +22,8 @@ _MARK: Final = b"\xef\xbb\xbf"
 """Byte order mark, which some editors put at the beginning of UTF-8."""
 _MAX_ERRORS: Final = 50
 """Mistakes that are listed of a file."""
+_MANY: Final = 100
+"""Brackets of a line above which it is found out how deeply they are nested."""
 _SLICE: Final = 64
 _PAUSE: Final = 0.0005
 """After so many lines a thread sleeps, so that the event loop can take the interpreter's lock."""
@@ -145,6 +148,8 @@ def _read(raw: bytes, line: int) -> tuple[str, str, str] | ItemMistake:
         return ItemMistake("invalid_url", message, line, "url")
     if not isinstance(body, dict):
         return ItemMistake("invalid_request", "'body' must be an object.", line, "body")
+    if (raw.count(b"[") + raw.count(b"{")) > _MANY and not _can_be_written(body):
+        return ItemMistake("invalid_request", "'body' is nested too deeply.", line, "body")
     if body.get("stream"):
         return ItemMistake("invalid_request", "The answers of a batch are not streamed.", line, "body.stream")
     return _model(custom_id, url, body, line)
@@ -160,9 +165,24 @@ def _model(custom_id: str, url: str, body: Mapping[str, Any], line: int) -> tupl
     return custom_id, url, model
 
 
-def body_of_line(raw: bytes) -> bytes:
-    """Return the body of the request in a line that ``read_items`` has accepted."""
-    return orjson.dumps(orjson.loads(raw)["body"])
+def _can_be_written(document: Any) -> bool:
+    """Return whether a document that was parsed is not nested more deeply than documents that are written may be."""
+    try:
+        orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+def body_of_line(raw: bytes) -> bytes | ItemMistake:
+    """Return the body of the request in a line that ``read_items`` has accepted.
+
+    A mistake if the file has changed since.
+    """
+    try:
+        return orjson.dumps(orjson.loads(raw)["body"])
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, LookupError, TypeError) as error:
+        return ItemMistake("damaged_input", f"The line of this item can no longer be read: {error}")
 
 
 # Lines of the output files

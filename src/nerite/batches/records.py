@@ -52,6 +52,8 @@ class FileRecord:
     size: int
     created_at: float
     expires_at: float | None = None
+    items: int = 0
+    """Items of the input of a batch."""
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
@@ -192,4 +194,5 @@ class BatchSchema:
         "ALTER TABLE batches ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE batches ADD COLUMN owned_until DOUBLE PRECISION NOT NULL DEFAULT 0",
         "ALTER TABLE batches ADD COLUMN loaded BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE batch_files ADD COLUMN items BIGINT NOT NULL DEFAULT 0",
     )

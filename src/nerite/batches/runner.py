@@ -15,7 +15,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from nerite.batches.idle_room import IdleRoom
 from nerite.batches.items import (
     EXPIRED,
     ItemFile,
+    ItemLine,
     ItemMistake,
     answer_line,
     body_of_line,
@@ -34,12 +35,16 @@ from nerite.batches.items import (
 from nerite.batches.records import BatchRecord, BatchStatus, FileRecord, ItemState
 from nerite.batches.running_batch import ItemAnswer, ItemExecutor, ItemRequest, ItemUnderWay, LoadedItem, RunningBatch
 from nerite.batches.store import BatchStore, BatchTakenOver, ItemAnswerRow
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, RefusedData
 from nerite.core.failures import report
 from nerite.core.item_attempt import new_attempt
 from nerite.core.work_loop import WorkLoop
 from nerite.observability.log import log
 
+SET_ASIDE: Final = "set_aside"
+"""Code of the error of a batch that has raised something unforeseen twice."""
+_END: Final = "end of "
+_FILES: Final = "expired files"
 _COMMIT_SECONDS: Final = 0.05
 """Time for which answers are gathered for one commit."""
 _LOOK_SECONDS: Final = 1.0
@@ -80,7 +85,11 @@ class BatchRunner:
 
         ``lease_seconds`` is how long the batches that ``store`` has claimed are this server's.
         """
-        self.loop = WorkLoop("batches", waiting=lambda: len(self.batches))
+        self.loop = WorkLoop("batches", waiting=self._waiting)
+        self.loop.on_discard = self._discarded_soon
+        self.loop.woken = lambda: self._woken.set()
+        self._discarded: dict[str, str] = {}
+        """Batches that an operator gives up, and why they were set aside."""
         self._store = store
         self._files = files
         self._executor = executor
@@ -134,14 +143,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Run batches until cancelled. May be called again after it has raised."""
         while True:
-            try:
-                await self._look()
-                self.loop.advanced()
-            except NeriteError as error:  # the database or the disk fails
-                log.error(f"batches wait: {error.message}")
-                if time.monotonic() >= self._leased_until:
-                    for batch in list(self.batches.values()):
-                        self._lose(batch)
+            if not await self._look():
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             self._fill_soon()
@@ -152,16 +154,45 @@ class BatchRunner:
                     await self._woken.wait()
                 await asyncio.sleep(_COMMIT_SECONDS)
 
-    async def _look(self) -> None:
-        """Do all that is due."""
+    async def _look(self) -> bool:
+        """Do all that is due; return whether the database works. A batch that raises keeps no other from its turn."""
         self._woken.clear()
+        if not await self._step("leases", self._claim_if_due) or not await self._step("answers", self._commit):
+            if time.monotonic() >= self._leased_until:
+                for batch in list(self.batches.values()):
+                    self._lose(batch)
+            return False
+        for batch in list(self.batches.values()):
+            unit = _unit(batch.record)
+            if self.loop.admits(unit):
+                with self.loop.unit(unit, batch.record.tenant):
+                    await self._advance(batch)
+        if time.time() - self._swept_at > _SWEEP_SECONDS and self.loop.admits(_FILES):
+            await self._step(_FILES, self._sweep)
+        return True
+
+    async def _step(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a step that is no batch's own; return whether what it needs works."""
+        works = True
+        with self.loop.step(name):
+            try:
+                await work()
+            except NeriteError:
+                works = False
+                raise
+        return works
+
+    def _waiting(self) -> int:
+        return sum(not self.loop.is_set_aside(_unit(batch.record)) for batch in self.batches.values())
+
+    def _discarded_soon(self, unit: str) -> None:
+        name = unit.removeprefix(_END)
+        self._discarded[name] = next(each.text for each in self.loop.dead_letters if each.unit == unit)
+
+    async def _claim_if_due(self) -> None:
         now = time.monotonic()
         if now - self._claimed_at >= min(_LOOK_SECONDS, self._lease_seconds / 4):
             await self._claim(now)
-        await self._commit()
-        for batch in list(self.batches.values()):
-            await self._advance(batch)
-        await self._sweep()
 
     async def _claim(self, now: float) -> None:
         """Renew the leases, take over the batches of servers that have failed, and note what others have cancelled."""
@@ -187,10 +218,12 @@ class BatchRunner:
     # From one status to the next
 
     async def _advance(self, batch: RunningBatch) -> None:
-        """Do what is due for a batch."""
+        """Do what is due for a batch. Raises ``NeriteError`` if the database or the disk fails."""
         record, now = batch.record, time.time()
         try:
-            if record.status is BatchStatus.CANCELLING:
+            if record.id in self._discarded:
+                await self._give_up(batch)
+            elif record.status is BatchStatus.CANCELLING:
                 await self._end(batch, BatchStatus.CANCELLED, cancelled_at=now)
             elif record.status is BatchStatus.FINALIZING:
                 await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
@@ -202,8 +235,17 @@ class BatchRunner:
                 await self._load(batch)
         except BatchTakenOver:
             self._lose(batch)
-        except NeriteError as error:
-            log.error(f"batch '{record.id}' waits: {error.message}")
+
+    async def _give_up(self, batch: RunningBatch) -> None:
+        """Fail a batch that an operator has discarded."""
+        name = batch.record.id
+        self._cancel_items(batch)
+        error = {"code": SET_ASIDE, "message": self._discarded[name], "param": None, "line": None}
+        batch.record = await self._store.change(
+            name, status=BatchStatus.FAILED, failed_at=time.time(), errors=[*batch.record.errors, error]
+        )
+        log.warning(f"batch '{name}' has failed: an operator has discarded it")
+        self._forget(batch)
 
     async def _validate(self, batch: RunningBatch) -> None:
         record = batch.record
@@ -251,17 +293,25 @@ class BatchRunner:
                 places = [(item.position, item.size) for item in items]
                 bodies = await asyncio.to_thread(self._bodies, record.input_file_id, places)
                 batch.loaded = items[-1].line
-                batch.ready.extend(
-                    LoadedItem(item.line, item.custom_id, body) for item, body in zip(items, bodies, strict=True)
-                )
+                for item, body in zip(items, bodies, strict=True):
+                    if isinstance(body, bytes):
+                        batch.ready.append(LoadedItem(item.line, item.custom_id, body))
+                    else:
+                        self._fail(record.id, item, body)
             batch.exhausted = exhausted
         self._plan(batch)
         if batch.done and not record.left:
             batch.record = await self._store.change(record.id, status=BatchStatus.FINALIZING, finalizing_at=time.time())
             await self._end(batch, BatchStatus.COMPLETED, completed_at=time.time())
 
-    def _bodies(self, name: str, places: list[tuple[int, int]]) -> list[bytes]:
+    def _bodies(self, name: str, places: list[tuple[int, int]]) -> list[bytes | ItemMistake]:
         return [body_of_line(raw) for raw in self._files.read_lines(name, places)]
+
+    def _fail(self, name: str, item: ItemLine, mistake: ItemMistake) -> None:
+        """Answer an item that cannot be executed."""
+        line = error_line(_item_id(), item.custom_id, mistake.code, mistake.message)
+        self.counts["failed"] += 1
+        self._answers.append(ItemAnswerRow(name, item.line, ItemState.FAILED, line, item.custom_id))
 
     def _plan(self, batch: RunningBatch) -> None:
         """Tell the planner of a batch when it is in progress."""
@@ -335,7 +385,11 @@ class BatchRunner:
         return name
 
     def _forget(self, batch: RunningBatch) -> None:
-        self.batches.pop(batch.record.id, None)
+        name = batch.record.id
+        self.batches.pop(name, None)
+        self._discarded.pop(name, None)
+        self.loop.forget(name)
+        self.loop.forget(_END + name)
         self.planner.remove(batch.record.id)
         models = {each.record.model for each in self.batches.values()}
         self._rooms = {model: room for model, room in self._rooms.items() if model in models or room.under_way}
@@ -356,9 +410,9 @@ class BatchRunner:
         if not self._answers:
             return
         rows = list(self._answers)
-        lost = await self._store.commit(rows)
+        committed, lost = await self._commit_rows(rows)
         del self._answers[: len(rows)]
-        for row in rows:
+        for row in committed:
             batch = self.batches.get(row.batch)
             if batch is None:
                 continue
@@ -367,13 +421,32 @@ class BatchRunner:
             else:
                 batch.record = batch.record.counted(row.state is ItemState.COMPLETED)
 
+    async def _commit_rows(self, rows: list[ItemAnswerRow]) -> tuple[list[ItemAnswerRow], set[str]]:
+        """Commit answers, in halves if they are refused; an item whose own answer is refused has failed.
+
+        Return what was committed, and the batches that another server has taken over.
+        """
+        try:
+            return rows, await self._store.commit(rows)
+        except Exception as error:
+            if isinstance(error, NeriteError) and not isinstance(error, RefusedData):
+                raise
+            refusal = error
+        if len(rows) > 1:
+            half = len(rows) // 2
+            first, second = await self._commit_rows(rows[:half]), await self._commit_rows(rows[half:])
+            return first[0] + second[0], first[1] | second[1]
+        text = report("loop", refusal, f"of {self.loop}: an answer of batch '{rows[0].batch}' cannot be stored").message
+        line = error_line(_item_id(), rows[0].custom_id, "invalid_answer", text)
+        rows = [rows[0]._replace(state=ItemState.FAILED, answer=line)]
+        return rows, await self._store.commit(rows)
+
     async def _sweep(self) -> None:
-        """Remove expired files, once a minute."""
+        """Remove expired files."""
         now = time.time()
-        if now - self._swept_at > _SWEEP_SECONDS:
-            self._swept_at = now
-            names = await self._store.remove_expired_files(now)
-            await asyncio.to_thread(self._files.remove, names)
+        names = await self._store.remove_expired_files(now)
+        await asyncio.to_thread(self._files.remove, names)
+        self._swept_at = now
 
     # Items
 
@@ -441,7 +514,12 @@ class BatchRunner:
         attempt = new_attempt(record.id, item.line)
         paid = item.line <= batch.ran_before
         request = ItemRequest(record.tenant, record.endpoint, record.model, item.body, raised, attempt, paid)
-        under_way.cancel = self._executor.submit(request, partial(self._done, batch, under_way))
+        done = partial(self._done, batch, under_way)
+        try:
+            under_way.cancel = self._executor.submit(request, done)
+        except Exception as error:
+            text = report("loop", error, f"when an item of batch '{record.id}' was submitted").message
+            done(ItemAnswer(500, text.encode()))
 
     def _done(self, batch: RunningBatch, under_way: ItemUnderWay, answer: ItemAnswer) -> None:
         """Take the answer to an item. Never raises."""
@@ -482,8 +560,14 @@ class BatchRunner:
         state = ItemState.COMPLETED if good else ItemState.FAILED
         self.counts[str(state)] += 1
         line = answer_line(_item_id(), item.custom_id, answer.status, answer.request_id, answer.body)
-        self._answers.append(ItemAnswerRow(batch.record.id, item.line, state, line))
+        self._answers.append(ItemAnswerRow(batch.record.id, item.line, state, line, item.custom_id))
         self.planner.ended(batch.record.id, now - under_way.began, now)
+
+
+def _unit(record: BatchRecord) -> str:
+    """Return the unit of a batch in its loop: its end is one of its own, so that what cannot be loaded can end."""
+    ends = record.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING) or time.time() >= record.expires_at
+    return _END + record.id if ends else record.id
 
 
 def _item_id() -> str:

@@ -8,15 +8,16 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import BinaryIO, Final, NamedTuple
 
 from nerite.batches.file_directory import FileDirectory
 from nerite.batches.items import InvalidItems, is_endpoint, read_items
 from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, FileRecord
-from nerite.batches.runner import BatchRunner, new_file_id
+from nerite.batches.runner import SET_ASIDE, BatchRunner, new_file_id
 from nerite.batches.running_batch import ItemExecutor
 from nerite.batches.store import BatchLease, BatchStore, PageRequest
-from nerite.core.errors import Conflict, InvalidArgument
+from nerite.core.errors import InvalidArgument
 from nerite.core.item_attempt import new_batch_id
 from nerite.core.tensor import Buffer
 from nerite.core.work_loop import WorkLoop
@@ -25,8 +26,6 @@ from nerite.storage.database import Database, shown
 MAX_METADATA: Final = 16
 _MAX_KEY: Final = 64
 _MAX_TEXT: Final = 512
-MAX_OPEN: Final = 1000
-"""Batches that have not ended."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,6})(s|m|h|d)")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST: Final = 30 * 86400
@@ -128,21 +127,25 @@ class Batches:
         now = time.time()
         until = None if expires_seconds is None else now + expires_seconds
         record = FileRecord(new_file_id(), tenant, name, purpose, len(content), now, until)
+        await self._store.check_room(record, self._limits.storage_bytes)
         await asyncio.to_thread(self.files.write, record.id, content)
         try:
             if purpose == "batch":
-                await asyncio.to_thread(self._check_items, record.id)
+                items = await asyncio.to_thread(self._count_items, record.id)
+                record = replace(record, items=items)
             await self._store.add_file(record, self._limits.storage_bytes)
         except BaseException:
             await asyncio.to_thread(self.files.remove, [record.id])
             raise
         return record
 
-    def _check_items(self, name: str) -> None:
+    def _count_items(self, name: str) -> int:
+        """Return the number of items in a file. Raises ``InvalidItems``."""
         with self.files.open(name) as file:
             found = read_items(file)
         if found.mistakes:
             raise InvalidItems(found.mistakes[0])
+        return len(found.items)
 
     async def file(self, tenant: str, name: str) -> FileRecord:
         """Return a file. Raises ``NotFound``."""
@@ -173,8 +176,6 @@ class Batches:
                 "/v2/models/NAME/infer."
             )
         _check_metadata(new.metadata)
-        if len(self.runner.batches) >= MAX_OPEN:
-            raise Conflict(f"{MAX_OPEN} batches have not ended: wait for one, or cancel one")
         now = time.time()
         batch = BatchRecord(
             new_batch_id(),
@@ -194,7 +195,16 @@ class Batches:
 
     async def batch(self, tenant: str, name: str) -> BatchRecord:
         """Return a batch. Raises ``NotFound``."""
-        return await self._store.batch(tenant, name)
+        return self._told(await self._store.batch(tenant, name))
+
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """Return a batch with why it was set aside, if it was."""
+        for letter in self.loop.dead_letters:
+            if record.id in letter.unit and not record.status.is_end:
+                text = f"{letter.text}. It can be cancelled; an operator can have it tried again"
+                error = {"code": SET_ASIDE, "message": text, "param": None, "line": None}
+                return replace(record, errors=[*record.errors, error])
+        return record
 
     async def list_batches(self, tenant: str, listing: PageRequest) -> tuple[list[BatchRecord], bool]:
         """Return a page of batches, and whether there are more."""

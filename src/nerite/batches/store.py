@@ -8,13 +8,17 @@ from typing import Any, Final, NamedTuple
 
 from nerite.batches.items import ItemLine
 from nerite.batches.records import BATCH_COLUMNS, FILE_COLUMNS, BatchRecord, BatchStatus, FileRecord, ItemState
-from nerite.core.errors import Conflict, NeriteError, NotFound, TooLarge
+from nerite.core.errors import Conflict, NeriteError, NotFound, QuotaExceeded, TooLarge
 from nerite.storage.database import Database, Transaction
 
 _FILES: Final = ", ".join(FILE_COLUMNS)
 _BATCHES: Final = ", ".join(BATCH_COLUMNS)
 _ENDS: Final = tuple(str(status) for status in BatchStatus if status.is_end)
 _OPEN: Final = "status NOT IN ('" + "', '".join(_ENDS) + "')"
+MAX_OPEN: Final = 1000
+"""Batches that have not ended."""
+MAX_OPEN_ITEMS: Final = 2_000_000
+"""Items of these batches that have no answer."""
 _RENEWAL: Final = 2 / 3
 """Fraction of a lease below which it is renewed."""
 
@@ -37,6 +41,7 @@ class ItemAnswerRow(NamedTuple):
     state: ItemState
     answer: bytes
     """Its line of an output file."""
+    custom_id: str = ""
 
 
 class BatchTakenOver(NeriteError):
@@ -66,16 +71,19 @@ class BatchStore:
 
     # Files
 
+    async def check_room(self, file: FileRecord, most_bytes: int) -> None:
+        """Raise what ``add_file`` would raise now, before the content is written."""
+        await self._database.run(lambda transaction: _check_bytes(transaction, file, most_bytes))
+
     async def add_file(self, file: FileRecord, most_bytes: int) -> None:
-        """Add a file. Raises ``TooLarge`` if all files together would have more than ``most_bytes``."""
+        """Add a file.
+
+        Raises ``TooLarge`` if all files together would have more than ``most_bytes``, and ``QuotaExceeded`` if those of
+        the tenant would have more than are left free.
+        """
 
         def work(transaction: Transaction) -> None:
-            used = int((transaction.row("SELECT COALESCE(SUM(size), 0) FROM batch_files") or (0,))[0])
-            if used + file.size > most_bytes:
-                raise TooLarge(
-                    f"the file has {file.size} bytes, and all files together would exceed the {most_bytes} bytes of "
-                    f"batch-storage-bytes, of which {used} are used: delete files, or raise the limit"
-                )
+            _check_bytes(transaction, file, most_bytes)
             _insert_file(transaction, file)
 
         await self._database.run(work)
@@ -124,13 +132,15 @@ class BatchStore:
     async def add_batch(self, batch: BatchRecord) -> None:
         """Add a batch, which this server runs.
 
-        Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose.
+        Raises ``NotFound`` without its input file, ``Conflict`` for a file of another purpose or when there are too
+        many batches or items, ``QuotaExceeded`` when the tenant has as many of them as are left free.
         """
 
         def work(transaction: Transaction) -> None:
             file = _file(transaction, batch.tenant, batch.input_file_id)
             if file.purpose != "batch":
                 raise Conflict(f"the purpose of file '{file.id}' is '{file.purpose}': it must be 'batch'")
+            _check_open(transaction, batch, file.items)
             places = ", ".join("?" * (len(BATCH_COLUMNS) + 2))
             until = transaction.now() + self._lease.seconds
             transaction.execute(
@@ -300,6 +310,56 @@ class BatchStore:
             return _change(transaction, name, values)
 
         return await self._database.run(work)
+
+
+def _check_share(tenant: str, used: int, own: int, wanted: int, most: int, what: str, remedy: str) -> None:
+    """Raise ``QuotaExceeded`` if a tenant would have more than are free for all: the rule of dynamic thresholds.
+
+    A tenant alone may have half of all. However many take what they may, the next finds as much as each of them has.
+    Without a policy there are no tenants, and nothing is kept free.
+    """
+    if tenant and own + wanted > most - used:
+        raise QuotaExceeded(
+            f"tenant '{tenant}' has {own} {what}, and may have no more than are free: {most - used} of {most}. {remedy}"
+        )
+
+
+def _check_bytes(transaction: Transaction, file: FileRecord, most: int) -> None:
+    used, own = _sums(transaction, "SELECT {} FROM batch_files", "size", "tenant", file.tenant)
+    if used + file.size > most:
+        raise TooLarge(
+            f"the file has {file.size} bytes, and all files together would exceed the {most} bytes of "
+            f"batch-storage-bytes, of which {used} are used: delete files, or raise the limit"
+        )
+    _check_share(file.tenant, used, own, file.size, most, "bytes of files", "Delete files, or use smaller ones")
+
+
+def _check_open(transaction: Transaction, batch: BatchRecord, items: int) -> None:
+    tenant, remedy = batch.tenant, "Wait for a batch, or cancel one"
+    used, own = _sums(transaction, f"SELECT {{}} FROM batches WHERE {_OPEN}", "1", "tenant", tenant)
+    if used >= MAX_OPEN:
+        raise Conflict(f"{MAX_OPEN} batches have not ended: wait for one, or cancel one")
+    _check_share(tenant, used, own, 1, MAX_OPEN, "batches that have not ended", remedy)
+    used, own = _sums(
+        transaction,
+        f"SELECT {{}} FROM batches b JOIN batch_files f ON f.id = b.input_file_id WHERE {_OPEN}",
+        "f.items - b.completed - b.failed",
+        "b.tenant",
+        tenant,
+    )
+    if used + items > MAX_OPEN_ITEMS:
+        raise Conflict(
+            f"the batch has {items} items, and {used} of {MAX_OPEN_ITEMS} have not been answered: wait for a batch, or "
+            "cancel one"
+        )
+    _check_share(tenant, used, own, items, MAX_OPEN_ITEMS, "items without an answer", remedy)
+
+
+def _sums(transaction: Transaction, query: str, value: str, column: str, tenant: str) -> tuple[int, int]:
+    """Return the sum of a value over all rows of a query, and over those of a tenant."""
+    sums = f"COALESCE(SUM({value}), 0), COALESCE(SUM(CASE WHEN {column} = ? THEN {value} ELSE 0 END), 0)"
+    used, own = transaction.row(query.format(sums), [tenant]) or (0, 0)
+    return int(used), int(own)
 
 
 def _insert_file(transaction: Transaction, file: FileRecord) -> None:

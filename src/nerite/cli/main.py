@@ -37,6 +37,7 @@ COMMANDS = {
     "analyze": ("tools.analyze.command:run", "find the fastest configuration of a model by measuring"),
     "batch": ("tools.batch:run", "run files of requests in idle room before a deadline; list and cancel batches"),
     "quota": ("tools.quota:run", "show the usage and remaining quota of each tenant by model"),
+    "background": ("tools.background:run", "show the loops beside the requests; retry or discard what they set aside"),
     "bill": ("tools.bill:run", "show what tenants used in a month, and what it costs"),
     "engines": ("tools.environments:run_engines", "list and install engines for language models"),
     "connect": ("tools.connect:run", "print what an agent such as Claude Code or Codex needs to use a model"),

@@ -236,6 +236,19 @@ class Client:
         document: dict[str, Any] = self._json("GET", "/v2/quota")
         return document
 
+    def background(self) -> list[dict[str, Any]]:
+        """Return the loops that run beside the requests, with what they have set aside. Only Nerite supports this."""
+        found: list[dict[str, Any]] = self._json("GET", "/v2/background")["loops"]
+        return found
+
+    def retry_unit(self, loop: str, unit: str) -> dict[str, Any]:
+        """Have what a loop has set aside tried again; return the loop."""
+        return self._posted(f"/v2/background/{quote(loop, safe='')}/retry", {"unit": unit})
+
+    def discard_unit(self, loop: str, unit: str) -> dict[str, Any]:
+        """Give up what a loop has set aside; return the loop."""
+        return self._posted(f"/v2/background/{quote(loop, safe='')}/discard", {"unit": unit})
+
     def rollouts(self) -> list[dict[str, Any]]:
         """Return the status of every rollout: the last one of each model."""
         found: list[dict[str, Any]] = self._json("GET", "/v2/rollouts")["rollouts"]

@@ -28,7 +28,9 @@ from nerite.cluster.table_reader import (
     read_port,
     read_text,
 )
+from nerite.config.flag import BadValue, host_name
 from nerite.config.watched_file import read_content
+from nerite.core.client_text import target_error
 from nerite.core.durations import duration_of
 from nerite.core.errors import InvalidArgument
 
@@ -64,6 +66,20 @@ def _origins(value: object) -> tuple[str, ...]:
     if wrong := [each for each in origins if each != "*" and not _ORIGIN.fullmatch(each)]:
         raise ValueError(f'must be origins, as in ["https://app.example.com"], or ["*"], not \'{wrong[0][:80]}\'')
     return origins
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    paths = read_names(value)
+    if wrong := [each for each in paths if not each.startswith("/v1/") or target_error(each)]:
+        raise ValueError(f"must be paths under /v1, as in [\"/v1/images/edits\"], not '{wrong[0][:80]}'")
+    return paths
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    try:
+        return tuple(name for text in read_names(value) for name in host_name.read(text))
+    except BadValue as error:
+        raise ValueError(f"must be a list of hosts: {error}") from None
 
 
 def _aliases(value: object) -> tuple[tuple[str, str], ...]:
@@ -108,7 +124,9 @@ _ROUTER: Final[Mapping[str, TableKey]] = {
     "max-connections": TableKey("max_connections", read_count(0, 1 << 24)),
     "max-bytes-in-flight": TableKey("max_bytes_in_flight", read_count(0, 1 << 62)),
     "cors-origins": TableKey("cors_origins", _origins),
+    "paths": TableKey("paths", _paths),
     "model-aliases": TableKey("model_aliases", _aliases),
+    "webhook-allowed-hosts": TableKey("webhook_allowed_hosts", _hosts),
     "exit-timeout": TableKey("exit_timeout", duration_of),
     "exit-keepalive": TableKey("exit_keepalive", duration_of),
     "access-log": TableKey("access_log", read_flag),

@@ -86,8 +86,12 @@ class RouterSettings:
     """None: the ports are plain."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the HTTP port; ``*``: any."""
+    paths: tuple[str, ...] = ()
+    """Paths under ``/v1`` that are passed on beside those of endpoints."""
     model_aliases: tuple[tuple[str, str], ...] = ()
     """Patterns of names under ``/v1``, and the models by which members are chosen for them."""
+    webhook_allowed_hosts: tuple[str, ...] = ()
+    """Hosts that decisions of rollouts may be posted to; empty: any."""
     exit_timeout: float = 30.0
     """Time for requests in progress to end after SIGTERM."""
     exit_keepalive: float = 0.0

@@ -544,6 +544,10 @@ class ServerOptions:
         "rollout-baseline", "Version of a model that is served until a rollout of it is known, as in resnet=1 "
         "(docs/rollout-fleet.md). May be repeated.", flag.model_baseline, last_wins,
         default="what its version policy selects")] = field(default_factory=dict)
+    webhook_allowed_hosts: Annotated[tuple[str, ...], nerite_flag(
+        "webhook-allowed-host", "Host that decisions of rollouts may be posted to; '*' is any. May be repeated. "
+        "Without it, a URL out of a request must be that of a public host, and one out of rollout.toml may be any.",
+        flag.host_name, union, default="public hosts, and those that rollout.toml names")] = ()
     batches: BatchOptions = BatchOptions()
     openai: OpenAiOptions = field(default_factory=OpenAiOptions)
     http: Annotated[HttpOptions, "HTTP"] = field(default_factory=HttpOptions)

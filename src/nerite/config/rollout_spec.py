@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv6Address
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -32,6 +33,10 @@ _MAX_REQUESTS: Final = 10**9
 _PROMOTION: Final = 100.0
 """Percent of the last step."""
 _VERSION: Final = re.compile("[1-9][0-9]{0,17}")
+_URL_TEXT: Final = re.compile(r"""[!#-;=?-\[\]_a-z~]+""")
+"""Printable characters of ASCII, without those that no part of a URL may contain."""
+_LABEL: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_MAX_HOST: Final = 253
 
 
 class AtDeadline(StrEnum):
@@ -188,14 +193,32 @@ def _text(value: object) -> str:
 
 def _url(value: object) -> str:
     text = _text(value)
+    if text and (mistake := _mistake_in_url(text)):
+        raise ValueError(f"must be a URL, as in https://hooks.example.com/rollouts: {mistake}")
+    return text
+
+
+def _mistake_in_url(text: str) -> str:
+    """Return what is wrong with the URL of a receiver; empty for nothing."""
+    if not _URL_TEXT.fullmatch(text):
+        return "it has a character that must be written as %XX; hosts of other alphabets are written as xn--…"
     try:
         parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        host, port = parts.hostname or "", parts.port
+        if "[" in parts.netloc:
+            IPv6Address(host.partition("%")[0])
     except ValueError:
-        valid = False
-    if text and (not valid or not text.isascii() or not text.isprintable() or " " in text):
-        raise ValueError("must be a URL, as in https://hooks.example.com/rollouts")
-    return text
+        return "its host or its port is invalid"
+    if parts.scheme not in ("http", "https"):
+        return "it must begin with http:// or https://"
+    if port == 0:
+        return "its port is 0"
+    labels = host.removesuffix(".").split(".")
+    if "[" not in parts.netloc and (len(host) > _MAX_HOST or not all(map(_LABEL.fullmatch, labels))):
+        return (
+            f"'{quoted_text(host)}' is no host: the parts between its dots must be 1 to 63 letters, digits or hyphens"
+        )
+    return ""
 
 
 def _switch(value: object) -> bool:

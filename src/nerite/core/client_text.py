@@ -1,13 +1,14 @@
 """Validates text from clients at the protocol boundary: names, ids, keys, parameters, header values, file names.
 
 ``checked`` validates one text against a limit; ``check_document`` validates all texts of a JSON document that was
-decoded leniently.
+decoded leniently; ``target_error`` validates a path that somebody else will interpret.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
+import re
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +18,8 @@ from nerite.core.text import MAX_NAME, quoted_text, text_error
 _MAX_MEMBERS: Final = 20_000
 """Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
+_MAX_FILE_NAME: Final = 255
+"""Bytes that file systems allow."""
 _UTF8: Final = "Write text as UTF-8; only the data of a BYTES input may be other bytes."
 _Path: TypeAlias = "tuple[_Path, str | int] | None"
 
@@ -77,7 +80,30 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
 
 
-# File names from configurations, which must stay within their directory.
+# Paths of requests that are passed on. Whoever decodes or normalizes a path without mistake reads the same path.
+
+_ODD_CHARACTER: Final = re.compile(r"[^!-~]|[?#\\]")
+_ODD_ESCAPE: Final = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])")
+_ODD_SEGMENT: Final = re.compile(r"//|.+/$|/(?:\.|%2[Ee]){1,2}(?=[/;]|$)", re.DOTALL)
+
+
+def target_error(path: str) -> str | None:
+    """Return why servers may disagree about the path of a request, as a predicate for a sentence about it, or None.
+
+    ``path`` is without query and as the client sent it, with its percent-encoding.
+    """
+    if not path.startswith("/"):
+        return "does not begin with '/'"
+    if found := _ODD_CHARACTER.search(path):
+        return f"has the character {found[0]!a}"
+    if found := _ODD_ESCAPE.search(path):
+        return f"has '{found[0]}', an encoded slash, backslash or control character"
+    if _ODD_SEGMENT.search(path):
+        return "has an empty segment, or a segment of dots"
+    return None
+
+
+# File names from configurations, archives and stores, which must stay within their directory.
 
 
 def escapes_directory(name: str) -> bool:
@@ -93,3 +119,14 @@ def check_inside_directory(name: str, what: str, directory: PurePath | str) -> N
     """Raise ``InvalidArgument`` if ``name`` escapes ``directory``; ``what`` names the setting in the message."""
     if escapes_directory(name):
         raise InvalidArgument(f"{what} must stay within {directory}")
+
+
+def is_file_path(path: str) -> bool:
+    """Return whether a path of others is safe to create below a directory: relative, plain and of bounded length."""
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and "\\" not in path
+        and len(path.encode(errors="replace")) <= MAX_NAME
+        and all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= _MAX_FILE_NAME for part in parts)
+    )

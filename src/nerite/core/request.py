@@ -13,7 +13,7 @@ import enum
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 from nerite.core.byte_budget import Memo
 from nerite.core.errors import InvalidArgument
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 MAX_CORRELATION_ID = 128
 """UTF-8 bytes of a correlation id that is text: Triton documents characters, but counts bytes."""
+EVERYBODY: Final = "default"
+"""Name of the tenant for all callers without a tenant of their own. They share one account."""
+SequenceKey: TypeAlias = "int | str | tuple[str, int | str]"
+"""Names a sequence within a model: its correlation id, with the tenant if that is not everybody."""
 
 
 class SharedMemoryInput:
@@ -144,6 +148,7 @@ class RequestHeader:
         "route",
         "sequence_end",
         "sequence_id",
+        "sequence_key",
         "sequence_start",
         "shared",
         "sizes",
@@ -226,6 +231,8 @@ class RequestHeader:
         """What the backend has derived from the header."""
         self.replies: Memo[ResponseHeader, Any] = Memo()
         """Encoded heads of responses."""
+        self.sequence_key = _sequence_key(caller, sequence_id)
+        """Names the sequence: the ids of one tenant are not those of another."""
         self._variant: RequestHeader | None = None
         """The last one that ``with_device_outputs`` returned."""
 
@@ -237,6 +244,8 @@ class RequestHeader:
         other = copy.copy(self)
         for name, value in values.items():
             setattr(other, name, value)
+        if "caller" in values:
+            other.sequence_key = _sequence_key(other.caller, other.sequence_id)
         return other
 
     def takes_on_device(self, output: str) -> bool:
@@ -290,6 +299,12 @@ class RequestHeader:
             self.device_outputs,
             self.preferred_device,
         )
+
+
+def _sequence_key(caller: Caller | None, sequence_id: int | str) -> SequenceKey:
+    if caller is None or caller.tenant == EVERYBODY:
+        return sequence_id
+    return caller.tenant, sequence_id
 
 
 class ReplySink(Protocol):

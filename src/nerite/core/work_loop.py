@@ -26,6 +26,7 @@ LoopName: TypeAlias = Literal[
     "quotas", "responses", "rollouts", "sampling", "stalls", "webhooks",
 ]  # fmt: skip
 """Label of the metrics: what the loop serves."""
+LoopState: TypeAlias = Literal["ok", "failing", "stalled"]
 STALL_SECONDS: Final = 30.0
 """Time without progress, while work waits, after which a loop counts as stalled."""
 _TRIES: Final = 2
@@ -35,6 +36,8 @@ _LONGEST_REST: Final = 30.0
 """Seconds for which a unit that failed is not tried; they double with each failure."""
 _RESTARTS: Final = 3
 """Restarts without progress after which a loop counts as stalled."""
+_TELL_AGAIN: Final = 600.0
+"""Seconds after which a stall that lasts is logged again."""
 _log = logging.getLogger("nerite.background")
 
 
@@ -98,6 +101,8 @@ class WorkLoop:
         self._troubles: dict[str, _Trouble] = {}
         self._restarts_in_a_row = 0
         self._advanced_at = self._idle_at = clock()
+        self._tell_again = 0.0
+        """When a stall is logged again."""
         self._problem = ""
         self._last_error = ""
 
@@ -161,7 +166,8 @@ class WorkLoop:
         if tries and trouble.poison >= tries:
             trouble.letter = DeadLetter(unit, tenant, trouble.text, time.time())
             self.advanced()
-            _log.error("%s: %s was set aside: it failed %d times", self, _shown(unit), trouble.poison)
+            text = "%s: %s was set aside: it failed %d times. Retry or discard it with nerite background"
+            _log.error(text, self, _shown(unit), trouble.poison)
 
     def forget(self, unit: str) -> None:
         """Forget a unit that is over."""
@@ -219,14 +225,22 @@ class WorkLoop:
         return float(min(2 ** (self._restarts_in_a_row - 1), _LONGEST_REST))
 
     @property
+    def state(self) -> LoopState:
+        """Whether the loop makes progress, and with all units."""
+        if self._problem:
+            return "stalled"
+        return "failing" if self.failing else "ok"
+
+    @property
     def problem(self) -> str:
         """What stands, since the last call of ``watch``; empty while the loop makes progress or has nothing to do."""
         return self._problem
 
     def watch(self) -> None:
-        """Find out whether the loop makes progress. To be called every second or so."""
+        """Find out whether the loop makes progress, and log when that changes. To be called every second or so."""
         before, self._problem = self._problem, self._find_problem()
-        if self._problem and not before:
+        if self._problem and (not before or self._clock() >= self._tell_again):
+            self._tell_again = self._clock() + _TELL_AGAIN
             _log.error("%s is stalled: %s", self, self._problem)
         elif before and not self._problem:
             _log.info("%s makes progress again", self)
@@ -240,8 +254,8 @@ class WorkLoop:
         stands = now - max(self._advanced_at, self._idle_at)
         if stands < self.stall_seconds:
             return ""
-        reason = next((f": {unit}: {text}" for unit, text in self.failing.items()), "")
-        return f"nothing has advanced for {duration_text(stands)} while {waiting} wait{reason}"
+        reason = next((f": {quoted_text(unit)}: {text}" for unit, text in self.failing.items()), "")
+        return f"nothing has advanced for {duration_text(float(int(stands)))} while {waiting} wait{reason}"
 
 
 class WorkLoops:
@@ -265,10 +279,11 @@ class WorkLoops:
 
     @property
     def obstacle(self) -> str:
-        """Why the process is not ready: the first essential loop that is stalled; empty if there is none."""
-        return next(
-            (f"{loop} is stalled: {loop.problem}" for loop in self._loops if loop.essential and loop.problem), ""
-        )
+        """Why the process is not ready: the first essential loop that is stalled; empty if there is none.
+
+        Names no unit, because anybody may ask whether the process is ready.
+        """
+        return next((f"{loop} is stalled" for loop in self._loops if loop.essential and loop.problem), "")
 
     def of_unit(self, name: str, unit: str) -> WorkLoop:
         """Return the loop ``name`` that has set ``unit`` aside. Raises ``NotFound``."""

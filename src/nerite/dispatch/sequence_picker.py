@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic_ns
 
@@ -21,6 +22,7 @@ from nerite.scheduling.sequence import SequenceRequest, SequenceRules
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 
 _log = logging.getLogger("nerite.execution")
+_ID_BITS = 62
 
 
 class SequenceDispatcher(Dispatcher):
@@ -50,7 +52,8 @@ class SequencePicker:
         batching = config.sequence_batching
         self._iterative = batching is not None and batching.iterative_sequence
         self._by_slot = rules.batching is None
-        self._ids = itertools.count(1)
+        # A tenant cannot guess what is assigned to others, so a model that knows requests by id keeps them apart.
+        self._ids = itertools.count(1 if rules.share_of is None else secrets.randbits(_ID_BITS))
         self._requirements = SequenceRequirements(config)
         batcher = self._batcher
         self.add_instance = batcher.add_instance
@@ -98,12 +101,11 @@ class SequencePicker:
         refusal = self._requirements.refusal(request.header, request.sequence_id, request.id)
         if refusal is not None:
             return refusal
-        sequence_id = request.sequence_id
-        if request.starts and self._batcher.begun(sequence_id):
+        if request.starts and self._batcher.begun(request.sequence_key):
             _log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
                 "start. Previous sequence will be terminated early.",
-                sequence_id,
+                request.sequence_id,
                 self._model,
                 extra={"request_id": request.id},
             )
@@ -192,4 +194,6 @@ class SequencePicker:
         request.ends = True
         if not request.sequence_id:
             request.starts = True
-            request.sequence_id = next(number for number in self._ids if not self._batcher.lives(number))
+            request.assign(next(self._ids))
+            while self._batcher.lives(request.sequence_key):
+                request.assign(next(self._ids))

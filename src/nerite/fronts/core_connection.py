@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -169,9 +169,9 @@ class CoreConnection(CorkedChannel):
         self._send(messages.json_frame(kinds.LOG, record))
         self._flush()
 
-    def wanted(self, model: str, order: int | None) -> None:
-        """Report the class of the most important request that waits for a model; None: none does."""
-        self._send(messages.json_frame(kinds.WANTED, [model, order]))
+    def wanted(self, model: str, claims: Mapping[str, int]) -> None:
+        """Report the tenants whose requests wait for a model, with the class of each; empty: none does."""
+        self._send(messages.json_frame(kinds.WANTED, [model, claims]))
 
     def acknowledge(self, number: int) -> None:
         """Report that a change of the shared state was taken over."""

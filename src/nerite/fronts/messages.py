@@ -36,7 +36,7 @@ LOG: Final = 73  # JSON: a log record
 READY: Final = 74  # the front serves connections
 FIGURES: Final = 75  # JSON: what the front has counted, in reply to ASK_FIGURES
 ADOPTED: Final = 78  # a connection was taken over
-WANTED: Final = 77  # JSON: a model that requests wait for, and the class of the most important one; null: none waits
+WANTED: Final = 77  # JSON: a model that requests wait for, and the classes of their tenants
 # From the core.
 START: Final = 80  # pickle: options and initial state; preceded by the descriptor of the memory for bytes in flight
 STATE: Final = 81  # pickle: number and changes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from nerite import __version__
 from nerite.core.errors import NeriteError, Unavailable
 from nerite.kubernetes.access import ApiAccess
+from nerite.transports.http.head import field_line, request_line
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_ANSWER: Final = 64 << 20
@@ -101,18 +103,18 @@ class ApiClient:
     def _encoded(self, method: str, path: str, body: bytes, kind: str) -> bytes:
         access = self.access
         host = f"[{access.host}]" if ":" in access.host else access.host
-        lines = [
-            f"{method} {access.path}{path} HTTP/1.1",
-            f"Host: {host}:{access.port}",
-            f"User-Agent: nerite/{__version__}",
-            "Accept: application/json",
-            "Connection: close",
-        ]
+        fields = {
+            "Host": f"{host}:{access.port}",
+            "User-Agent": f"nerite/{__version__}",
+            "Accept": "application/json",
+            "Connection": "close",
+        }
         if token := access.token():
-            lines.append(f"Authorization: Bearer {token}")
+            fields["Authorization"] = f"Bearer {token}"
         if body:
-            lines += [f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
-        return "\r\n".join([*lines, "", ""]).encode() + body
+            fields |= {"Content-Type": kind, "Content-Length": str(len(body))}
+        lines = [request_line(method, access.path + path), *starmap(field_line, fields.items())]
+        return b"".join((*lines, b"\r\n", body))
 
 
 def _cause(error: Exception) -> str:

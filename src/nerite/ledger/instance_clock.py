@@ -85,6 +85,10 @@ class InstanceClock:
             self.idle_ns += now - self.until_ns
             self.until_ns = now
 
+    def is_set_back(self, wall_ns: int) -> bool:
+        """Return whether the next reading is of an earlier day than the last, which it must not replace."""
+        return (self.until_ns + wall_ns) // _DAY_NS < self._day
+
     def reading(self, model: str, version: str, instance: str, wall_ns: int) -> InstanceTime:
         """Return how the present UTC day was spent so far; a day begins with the first reading on it.
 

@@ -2,6 +2,7 @@
 
 Rows and the times of instances are written together, as they were at one moment, so that the tables add up whenever the
 server is killed. What cannot be written is kept; when too many rows wait, they are summed up, and no amount is lost.
+A row that the database refuses is set aside, and stops no other one.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from nerite.core.errors import NeriteError
+from nerite.core.errors import NeriteError, RefusedData
+from nerite.core.failures import report
 from nerite.core.work_loop import WorkLoop
 from nerite.ledger import tables
+from nerite.ledger.dead_rows import Refused, row_json, set_aside, write_apart
 from nerite.ledger.meter import MeterSession, VersionMeter
-from nerite.ledger.row import LedgerRow, summed
+from nerite.ledger.row import LedgerRow, WallClock, summed
 from nerite.observability.exposition import Metric, MetricTable, Page
 from nerite.storage.database import Database, Transaction
 
@@ -50,8 +54,24 @@ class _Unwritten(NamedTuple):
         """Return the rows, with so many of requests that are over by themselves."""
         rows = self.rows
         if len(rows) > max_rows:
-            rows = [*rows[:max_rows], *summed(rows[max_rows:], _ITEMS * max_rows)]
+            try:
+                rows = [*rows[:max_rows], *summed(rows[max_rows:], _ITEMS * max_rows)]
+            except Exception as error:
+                report("loop", error, "in sums of the ledger, so that its rows are written one by one")
         return [*self.singles, *rows]
+
+
+class _Written(NamedTuple):
+    """What has become of rows and times that were to be written."""
+
+    rows: int
+    """Rows that were written or set aside."""
+    refused: list[Refused]
+    """Rows that were refused."""
+    lost: list[Refused]
+    """Those of them that could not be set aside either."""
+    times: list[Refused]
+    """Times that were refused. They are written again when they are next read, unless their instance is closed."""
 
 
 class Ledger:
@@ -83,9 +103,12 @@ class Ledger:
         self.summed_rows = 0
         """Rows that were added to others."""
         self.failed_writes = 0
-        wall_ns = time.time_ns() - time.monotonic_ns()
+        self.set_aside_rows = 0
+        """Rows that the database has refused."""
+        self.wall = WallClock(_offset_ns())
+        """As it was at the last write."""
         self._meter_session = MeterSession(
-            self._rows.append, self._last_rows.append, itertools.count(1), wall_ns, level_of
+            self._rows.append, self._last_rows.append, itertools.count(1), self.wall, level_of
         )
 
     @property
@@ -157,49 +180,93 @@ class Ledger:
         """Write the rest, and close the database."""
         try:
             await self.flush()
-        except NeriteError as error:
-            _log.error("%s. %d rows of the ledger are lost", error.message, self.waiting_rows)
+        except Exception as error:
+            text = error.message if isinstance(error, NeriteError) else report("loop", error, "of the ledger").message
+            _log.error("%s. %d rows of the ledger are lost", text, self.waiting_rows)
         self._database.close()
 
     def _bound(self) -> None:
         """Sum up what waits for a database that does not answer."""
         rows = self._rows
-        if len(rows) - self._kept_rows > self._max_rows:
+        if len(rows) - self._kept_rows <= self._max_rows:
+            return
+        with self.loop.step("sums"):
             sums = summed(rows, _ITEMS * self._max_rows)
             self.summed_rows += len(rows) - len(sums)
             rows[:] = sums
             self._kept_rows = len(rows)
 
     def _collect(self) -> _Unwritten:
+        self.wall.offset_ns = _offset_ns()
         now = time.monotonic_ns()
         rows, last = self._rows[:], self._last_rows[:]
         self._rows.clear()
         self._last_rows.clear()
         self._kept_rows = 0
-        running = [row for meter in self._meters for row in meter.running_rows(now)]
-        times = [each for meter in self._meters for each in meter.times(now)]
-        self._unaccounted_ns += sum(meter.unaccounted_ns for meter in self._meters if meter.over)
-        self._meters = [meter for meter in self._meters if not meter.over]
+        running: list[LedgerRow] = []
+        times: list[InstanceTime] = []
+        for meter in self._meters[:]:
+            with self.loop.step(f"meter of {meter.model} {meter.version}"):
+                running += meter.running_rows(now)
+                times += meter.times(now)
+                if meter.over:
+                    self._unaccounted_ns += meter.unaccounted_ns
+                    self._meters.remove(meter)
         return _Unwritten(rows, [*last, *running], times)
 
     async def _write(self, unwritten: _Unwritten) -> None:
-        def write(transaction: Transaction) -> int:
-            rows = unwritten.rows_to_write(self._max_rows)
-            tables.write(transaction, self._session, self._server, rows, unwritten.times)
-            return len(rows)
-
         try:
-            written = await self._database.run(write)
-        except NeriteError:
+            written = await self._database.run(partial(self._write_all, unwritten=unwritten))
+        except Exception:
             self.failed_writes += 1
             self._bound()
             raise
         self._unwritten = None
-        self.written_rows += written
-        self.summed_rows += len(unwritten.rows) + len(unwritten.singles) - written
+        self.written_rows += written.rows - len(written.refused)
+        self.summed_rows += len(unwritten.rows) + len(unwritten.singles) - written.rows
+        self._tell_refused(written)
         if self._failing:
             self._failing = False
             _log.info("the ledger is written again")
+
+    def _write_all(self, transaction: Transaction, unwritten: _Unwritten) -> _Written:
+        """Write what the database takes, and set aside what it refuses."""
+
+        def write_rows(transaction: Transaction, some: Sequence[LedgerRow]) -> None:
+            tables.write_rows(transaction, self._session, some)
+
+        def write_times(transaction: Transaction, some: Sequence[InstanceTime]) -> None:
+            tables.write_times(transaction, self._session, self._server, some)
+
+        rows = unwritten.rows_to_write(self._max_rows)
+        refused = write_apart(transaction, rows, write_rows)
+        lost = set_aside(transaction, self._session, refused) if refused else []
+        return _Written(len(rows), refused, lost, write_apart(transaction, unwritten.times, write_times))
+
+    def _tell_refused(self, written: _Written) -> None:
+        if written.refused:
+            self.set_aside_rows += len(written.refused)
+            _log.error(
+                "%d rows of the ledger were set aside, the first because: %s. nerite bill --set-aside lists them",
+                len(written.refused),
+                _reason(written.refused[0].error),
+            )
+        for row, error in written.lost:
+            _log.error("a row of the ledger is lost: %s", row_json(row, str(error)))
+        if written.times:
+            names = ", ".join(sorted({each.entry.instance for each in written.times}))
+            _log.error("times of %s were refused: %s", names, _reason(written.times[0].error))
+
+
+def _reason(error: Exception) -> str:
+    """Return why something is refused; what nothing foresaw becomes an incident."""
+    if isinstance(error, RefusedData):
+        return error.message
+    return report("loop", error, "in a row of the ledger").message
+
+
+def _offset_ns() -> int:
+    return time.time_ns() - time.monotonic_ns()
 
 
 LEDGER: Final = MetricTable[Ledger]((
@@ -211,6 +278,8 @@ LEDGER: Final = MetricTable[Ledger]((
            lambda it: it.summed_rows),
     Metric("nerite_ledger_failed_writes_total", "counter",
            "Writes to the database that failed and were or will be repeated", lambda it: it.failed_writes),
+    Metric("nerite_ledger_set_aside_rows_total", "counter",
+           "Rows that the database refuses, and that were set aside", lambda it: it.set_aside_rows),
     Metric("nerite_ledger_unaccounted_seconds", "gauge",
            "Time of instances that no request was charged for although they were busy: 0, unless there is a bug",
            lambda it: it.unaccounted_ns / 1e9),

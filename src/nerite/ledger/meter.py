@@ -17,7 +17,7 @@ from nerite.core.item_attempt import item_of
 from nerite.core.model_calls import first_of
 from nerite.ledger.engine_share import EngineShare, divide_step
 from nerite.ledger.instance_clock import InstanceClock, InstanceTime
-from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey
+from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey, WallClock
 
 if TYPE_CHECKING:
     from nerite.core.request import Caller, InferenceRequest, RequestHeader
@@ -76,8 +76,7 @@ class MeterSession(NamedTuple):
     """Takes the last rows of requests that had one while they were running."""
     numbers: Iterator[int]
     """Numbers of rows and instances."""
-    wall_ns: int
-    """Unix time at zero of the monotonic clock."""
+    wall: WallClock
     level_of: Callable[[Caller], str]
     """Returns the class of a caller."""
 
@@ -89,7 +88,7 @@ class VersionMeter:
         self.model = model
         self.version = version
         self._session = session
-        self._take, self._numbers, self._wall_ns = session.take, session.numbers, session.wall_ns
+        self._take, self._numbers, self._wall = session.take, session.numbers, session.wall
         self._shown: dict[RequestAccount, tuple[int, int]] = {}
         """Number and time of the last row of requests that are not over."""
         self._keys: dict[Ending, tuple[RequestHeader, RowKey]] = {}
@@ -209,7 +208,7 @@ class VersionMeter:
         if not accounts:  # warm-up, or requests that only fill a slot
             self._recorded_ns += used
             key = RowKey("", self.model, self.version, origin=Origin.SERVER)
-            wall = (now + self._session.wall_ns) / 1e9
+            wall = (now + self._wall.offset_ns) / 1e9
             number = next(self._numbers)
             self._take(LedgerRow(number, wall, wall, key, Amounts(0, compute_ns=used)))
             return
@@ -337,7 +336,7 @@ class VersionMeter:
                 0,
                 0,
             )
-        wall = self._wall_ns
+        wall = self._wall.offset_ns
         times = (request.arrived_ns + wall) / 1e9, (now + wall) / 1e9
         request_id = account.request_id
         if request.caused or (request_id and item_of(request_id)):
@@ -397,7 +396,10 @@ class VersionMeter:
         return self._closing and not (self._clocks or self._accounts or self._gone)
 
     def _reading(self, instance: ModelInstance, clock: InstanceClock) -> InstanceTime:
-        return clock.reading(self.model, self.version, instance.name, self._session.wall_ns)
+        wall_ns = self._wall.offset_ns
+        if clock.is_set_back(wall_ns):
+            clock.number = next(self._numbers)
+        return clock.reading(self.model, self.version, instance.name, wall_ns)
 
 
 def _id_of_item(account: RequestAccount) -> str:

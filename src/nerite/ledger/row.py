@@ -11,6 +11,16 @@ from nerite.core.item_attempt import item_of
 SECOND: Final = 1_000_000_000
 
 
+class WallClock:
+    """Tells the Unix time of a reading of the monotonic clock. No I/O, no clock: its owner sets it."""
+
+    __slots__ = ("offset_ns",)
+
+    def __init__(self, offset_ns: int) -> None:
+        self.offset_ns = offset_ns
+        """Unix time at zero of the monotonic clock. It changes when somebody sets the clock of the machine."""
+
+
 class Ending(enum.StrEnum):
     """How a request ended."""
 

@@ -53,6 +53,9 @@ _MIGRATIONS: Final = (
     """CREATE TABLE ledger_items (
         item TEXT PRIMARY KEY, session BIGINT NOT NULL, request_id TEXT NOT NULL, ended DOUBLE PRECISION NOT NULL)""",
     "CREATE INDEX ledger_items_ended ON ledger_items (ended)",
+    """CREATE TABLE ledger_dead_rows (
+        session BIGINT NOT NULL, number BIGINT NOT NULL, day BIGINT NOT NULL, busy_seconds DOUBLE PRECISION NOT NULL,
+        content TEXT NOT NULL, PRIMARY KEY (session, number))""",
 )
 
 
@@ -78,14 +81,13 @@ _INSERT_ROWS: Final = _insertion(_ROWS_AT_ONCE)
 _INSERT_ROW: Final = _insertion(1)
 _INSERT_TIME: Final = (
     "INSERT INTO ledger_times VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (session, number, day) "
-    "DO UPDATE SET until = excluded.until, idle_seconds = excluded.idle_seconds, used_seconds = excluded.used_seconds"
+    "DO UPDATE SET since = excluded.since, until = excluded.until, idle_seconds = excluded.idle_seconds, "
+    "used_seconds = excluded.used_seconds"
 )
 
 
-def write(
-    transaction: Transaction, session: int, server: str, rows: Iterable[LedgerRow], times: Iterable[InstanceTime]
-) -> None:
-    """Write rows and times; those that are there already are replaced.
+def write_rows(transaction: Transaction, session: int, rows: Iterable[LedgerRow]) -> None:
+    """Write rows; those that are there already are replaced.
 
     Of several attempts at an item of a batch, the one whose answer is written first is charged.
     """
@@ -97,6 +99,10 @@ def write(
     for start in range(0, whole, _ROWS_AT_ONCE):
         transaction.execute(_INSERT_ROWS, [*itertools.chain.from_iterable(values[start : start + _ROWS_AT_ONCE])])
     transaction.execute_many(_INSERT_ROW, values[whole:])
+
+
+def write_times(transaction: Transaction, session: int, server: str, times: Iterable[InstanceTime]) -> None:
+    """Write the times of instances; those that are there already are replaced."""
     transaction.execute_many(
         _INSERT_TIME,
         [
@@ -217,6 +223,10 @@ def sum_up(transaction: Transaction, before_day: int, session: int) -> tuple[int
     return count, len(found)
 
 
+SET_ASIDE: Final = "(rows that were set aside)"
+"""Stands for the model in the equation of rows that the database refuses."""
+
+
 class Equation(NamedTuple):
     """Whether the rows of a model account for the time of its instances. In seconds."""
 
@@ -261,4 +271,8 @@ def equations(transaction: Transaction, first_day: int, end_day: int) -> list[Eq
             [*days, str(Ending.RUNNING)],
         )
     )
-    return [Equation(model, wall, idle, rows.get(model, 0.0), int(cut.get(model, 0))) for model, wall, idle in times]
+    found = [Equation(model, wall, idle, rows.get(model, 0.0), int(cut.get(model, 0))) for model, wall, idle in times]
+    dead = transaction.row("SELECT SUM(busy_seconds) FROM ledger_dead_rows WHERE day >= ? AND day < ?", days)
+    if dead and dead[0]:  # their models may be what the database refuses
+        found.append(Equation(SET_ASIDE, 0.0, 0.0, dead[0]))
+    return found

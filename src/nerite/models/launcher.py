@@ -61,10 +61,11 @@ from nerite.workers.ipc.shared_memory import Arena
 # Translates a model configuration into the rules of its scheduler.
 
 
-def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
+def picker_for(config: ModelConfig, directory: Path, share_of: Callable[[str], float] | None = None) -> SelectivePicker:
     """Return the scheduler for the model in ``directory``. Blocks.
 
-    Raises ``NeriteError`` if the scheduler is not supported or a file that it needs is invalid.
+    ``share_of`` is that of ``SequenceRules``. Raises ``NeriteError`` if the scheduler is not supported or a file that
+    it needs is invalid.
     """
     hold = _hold_count("TRITONSERVER_DELAY_SCHEDULER")
     if config.ensemble_scheduling is not None:
@@ -73,7 +74,7 @@ def picker_for(config: ModelConfig, directory: Path) -> SelectivePicker:
         )
     if config.sequence_batching is not None:
         attach = SequenceInputs(config, directory)
-        return SequencePicker(config, attach, _sequence_rules(config, config.sequence_batching, hold))
+        return SequencePicker(config, attach, _sequence_rules(config, config.sequence_batching, hold, share_of))
     if config.dynamic_batching is not None:
         return AnyInstancePicker(DynamicBatcher(_batching_rules(config, config.dynamic_batching, hold)))
     return AnyInstancePicker(DefaultScheduler(hold))
@@ -99,7 +100,9 @@ def _batching_rules(config: ModelConfig, batching: ModelDynamicBatching, hold: i
     )
 
 
-def _sequence_rules(config: ModelConfig, batching: ModelSequenceBatching, hold: int) -> SequenceRules:
+def _sequence_rules(
+    config: ModelConfig, batching: ModelSequenceBatching, hold: int, share_of: Callable[[str], float] | None
+) -> SequenceRules:
     oldest, direct = batching.oldest, batching.direct
     return SequenceRules(
         model=config.name,
@@ -117,6 +120,7 @@ def _sequence_rules(config: ModelConfig, batching: ModelSequenceBatching, hold: 
         min_utilization=direct.minimum_slot_utilization if direct else 0.0,
         hold_until=0 if oldest else hold,
         hold_until_backlog=_hold_count("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
+        share_of=share_of,
     )
 
 
@@ -182,7 +186,9 @@ class Launcher:
     async def launch(self, config: ModelConfig, context: ModelContext, signature: Signature) -> RunningVersion:
         """Load a model version and all its instances. Raises ``NeriteError`` after releasing everything it created."""
         began = time.monotonic()
-        scheduler = await self._server_context.blocking(picker_for, config, context.directory)
+        admission = self._server_context.tenant_admission
+        share_of = admission.sequence_share if admission.identifies else None
+        scheduler = await self._server_context.blocking(picker_for, config, context.directory, share_of)
         isolated = await self._server_context.blocking(is_isolated, context)
         placement = device_placement(config, isolated=isolated)
         load_shedder = LoadShedder(bounds_of(config, self._server_context.queue), context.name)

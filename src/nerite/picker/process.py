@@ -69,7 +69,7 @@ class PickerProcess(PoolProcess):
             service, KeepaliveOptions(max_ping_strikes=0), bounds, _UPLOAD_SECONDS, connection=PickerConnection
         )
         guard = BrowserGuard.of(HttpOptions(), ports.address)
-        metrics = RouterMetrics(self.table, self.members, bounds, guard)
+        metrics = RouterMetrics(self.table, self.members, bounds, guard, self.loops)
         self._metrics = HttpListener("Metrics", metrics, _MAX_METRICS_BODY, bounds, _UPLOAD_SECONDS)
 
     async def start(self) -> None:

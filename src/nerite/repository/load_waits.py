@@ -1,4 +1,4 @@
-"""Requests that wait until their model is loaded: bounded in number, by class, and by time; each ends exactly once.
+"""Requests that wait until their model is loaded: bounded in number, by class, tenant and time; each ends exactly once.
 
 Every process that serves connections has its own. What is waited for is told to whoever loads models, and
 ``LoadWaits`` is told when models have changed, and which loads have failed. For the event loop's thread only.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from nerite.core.response import InferenceResponse
 UNKNOWN_SECONDS: Final = 5
 """After which a client may try again while it is not known how long the load of a model takes."""
 
+Claims = Mapping[str, int]
+"""The tenants whose requests wait for a model, each with the class of its most important one."""
 GoOn = Callable[[], None]
 GiveUp = Callable[[NeriteError], None]
 
@@ -27,12 +30,13 @@ GiveUp = Callable[[NeriteError], None]
 class HeldCall:
     """A request that waits for a model."""
 
-    __slots__ = ("give_up", "go_on", "model", "number", "order", "timer")
+    __slots__ = ("give_up", "go_on", "model", "number", "order", "tenant", "timer")
 
-    def __init__(self, model: str, order: int, number: int, go_on: GoOn, give_up: GiveUp) -> None:
+    def __init__(self, model: str, order: int, tenant: str, number: int, go_on: GoOn, give_up: GiveUp) -> None:
         self.model = model
         self.order = order
         """Of its class: the lowest goes first."""
+        self.tenant = tenant
         self.number = number
         self.go_on = go_on
         self.give_up = give_up
@@ -44,8 +48,8 @@ class LoadWaits:
 
     def __init__(self, seconds: float, most: int, clock: Callable[[], int] = monotonic_ns) -> None:
         """A request waits for ``seconds`` at most, and ``most`` requests wait at the same time."""
-        self.on_wanted: Callable[[str, int | None], None] = lambda model, order: None
-        """Told the class of the most important request that waits for a model when it changes; None: none waits."""
+        self.on_wanted: Callable[[str, Claims], None] = lambda model, claims: None
+        """Told who waits for a model when a tenant, or a better class of one, is added; empty: nobody waits."""
         self.order_of: Callable[[Caller | None], int] = lambda caller: 0
         """Returns the class of a caller."""
         self.obstacle_to: Callable[[str], str] = lambda model: ""
@@ -77,17 +81,17 @@ class LoadWaits:
 
         Return None if ``give_up`` was called at once.
         """
-        order = self.order_of(caller)
+        order, tenant = self.order_of(caller), "" if caller is None else caller.tenant
         if self._closed is not None:
             give_up(self._closed)
             return None
-        if self._count >= self._most and not self._displace(order):
+        if self._count >= self._most and not self._displace(order, tenant):
             self.refused += 1
             give_up(self._full(absent))
             return None
         self._number += 1
-        held = HeldCall(absent.model, order, self._number, go_on, give_up)
-        before = self._order(absent.model)
+        held = HeldCall(absent.model, order, tenant, self._number, go_on, give_up)
+        before = self._claims(absent.model).get(tenant)
         self._held.setdefault(absent.model, {})[held.number] = held
         self._count += 1
         self.begun += 1
@@ -98,7 +102,7 @@ class LoadWaits:
                 seconds, too_late = max(left, 0.0), True
         held.timer = asyncio.get_running_loop().call_later(seconds, self._expire, held, too_late)
         if before is None or order < before:
-            self.on_wanted(absent.model, order)
+            self.on_wanted(absent.model, self._claims(absent.model))
         return held if held.number in self._held.get(absent.model, {}) else None
 
     def hold_request(self, absent: NotLoaded, request: InferenceRequest, go_on: GoOn) -> None:
@@ -150,7 +154,7 @@ class LoadWaits:
             held.timer.cancel()
         if not waiting:
             del self._held[held.model]
-            self.on_wanted(held.model, None)
+            self.on_wanted(held.model, {})
 
     def offer(self, is_loaded: Callable[[str], bool]) -> None:
         """Let the requests go on whose models are loaded, those of the best class first."""
@@ -170,13 +174,11 @@ class LoadWaits:
         for model in self.models:
             self.fail(model, error)
 
-    def wanted(self) -> list[tuple[str, int]]:
-        """Return the models that requests wait for, each with the class of the most important request."""
-        return [(model, min(held.order for held in waiting.values())) for model, waiting in self._held.items()]
-
-    def _order(self, model: str) -> int | None:
-        waiting = self._held.get(model)
-        return min(held.order for held in waiting.values()) if waiting else None
+    def _claims(self, model: str) -> dict[str, int]:
+        claims: dict[str, int] = {}
+        for held in self._held.get(model, {}).values():
+            claims[held.tenant] = min(held.order, claims.get(held.tenant, held.order))
+        return claims
 
     def _take(self, model: str) -> list[HeldCall]:
         waiting = sorted(self._held.get(model, {}).values(), key=lambda held: (held.order, held.number))
@@ -184,18 +186,22 @@ class LoadWaits:
             self.leave(held)
         return waiting
 
-    def _displace(self, order: int) -> bool:
-        """End the newest request of the least important class in favour of one of a better class."""
-        last = max(
-            (held for waiting in self._held.values() for held in waiting.values()),
-            key=lambda held: (held.order, held.number),
-            default=None,
-        )
-        if last is None or last.order <= order:
+    def _displace(self, order: int, tenant: str) -> bool:
+        """End a request of the least important class: the newest of the tenant that has most of them.
+
+        It ends in favour of one of a better class, or of a tenant that has fewer requests waiting.
+        """
+        all_held = [held for waiting in self._held.values() for held in waiting.values()]
+        count = Counter(held.tenant for held in all_held)
+        last = max(all_held, key=lambda held: (held.order, count[held.tenant], held.number), default=None)
+        if last is None or last.order < order:
+            return False
+        if last.order == order and count[last.tenant] <= count[tenant] + 1:
             return False
         self.leave(last)
         self.refused += 1
-        why = f"model '{last.model}' is not loaded, and {self._most} more important requests wait for models"
+        others = "more important requests" if last.order > order else "requests, most of them of this client,"
+        why = f"model '{last.model}' is not loaded, and {self._most} {others} wait for models"
         self._call(last.give_up, Overloaded(why, UNKNOWN_SECONDS))
         return True
 

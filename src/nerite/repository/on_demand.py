@@ -23,7 +23,7 @@ from nerite.core.work_loop import STALL_SECONDS, WorkLoop
 from nerite.models.running_version import RunningVersion
 from nerite.repository.demand_figures import DemandFigures
 from nerite.repository.demand_survey import DemandSurvey, SurveyedModel, demanded
-from nerite.repository.load_waits import retry_seconds
+from nerite.repository.load_waits import Claims, retry_seconds
 from nerite.repository.manager import ModelManager
 from nerite.repository.memory_use import (
     MeasuredLoad,
@@ -73,8 +73,8 @@ class OnDemandModels:
         self.on_loaded: Callable[[str], None] = lambda model: None
         """Told that a model was loaded."""
         self._models: dict[str, SurveyedModel] = {}
-        self._wants: dict[str, dict[object, int]] = {}
-        """Class of the most important request of each process, by model."""
+        self._wants: dict[str, dict[object, Claims]] = {}
+        """What waits for each model, by process."""
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}
         """Loads that were ordered rather than wanted by requests."""
         self._loading: dict[object, list[str]] = {}
@@ -95,13 +95,13 @@ class OnDemandModels:
 
     # What is asked for.
 
-    def want(self, source: object, model: str, order: int | None) -> None:
-        """Take note of the class of the most important request of a process that waits for a model; None: none does."""
+    def want(self, source: object, model: str, claims: Claims) -> None:
+        """Take note of the tenants whose requests wait for a model in a process; empty: none does."""
         wants = self._wants.setdefault(model, {})
-        if order is None:
-            wants.pop(source, None)
+        if claims:
+            wants[source] = claims
         else:
-            wants[source] = order
+            wants.pop(source, None)
         if not wants:
             del self._wants[model]
             if not self._awaited.get(model):
@@ -116,13 +116,14 @@ class OnDemandModels:
             error = Unavailable(f"model '{model}' could not be loaded: {why}", math.ceil((until_ns - now) / _NS))
             self._in_vain(model, error)
             return
-        self.residency.want(model, min(wants.values()), now)
+        order = min(min(each.values()) for each in wants.values())
+        self.residency.want(model, order, now, tenants={tenant for each in wants.values() for tenant in each})
         self._act_soon()
 
     def gone(self, source: object) -> None:
         """Forget what a process has waited for."""
         for model in [model for model, wants in self._wants.items() if source in wants]:
-            self.want(source, model, None)
+            self.want(source, model, {})
 
     async def load(self, model: str) -> None:
         """Load a model within the budget, or again if it is loaded. Raises ``NeriteError``."""

@@ -168,7 +168,10 @@ class RolloutController:
 
     async def begin(self, model: str, document: object) -> dict[str, Any]:
         """Start a rollout; return its status, without waiting for the check. Raises ``NeriteError``."""
-        return await self._begin(model, spec_of(document))
+        spec = spec_of(document)
+        if spec.webhook:
+            await self._webhooks.client.check_given(spec.webhook)
+        return await self._begin(model, spec)
 
     async def command(self, model: str, command: str, *, force: bool = False) -> dict[str, Any]:
         """Carry out a command; return the status. Raises ``NeriteError``."""
@@ -346,7 +349,8 @@ class RolloutController:
         text = f"rollout of '{run.model}' from version {run.spec.baseline} to {run.spec.to}: {state}: {decision.text}"
         (log.warning if state in _WARNED else log.info)(text, rollout=run.id, reason=str(decision.reason))
         if run.spec.webhook:
-            self._webhooks.send(run.spec.webhook, entry)
+            own = record.declared is not None and record.declared.get("webhook") == run.spec.webhook
+            self._webhooks.send(run.spec.webhook, entry, own=own)
         if state.is_end:
             record.pinned = run.winner  # until it is settled, also if the server stops before that
             self._begin_task(record, self._end(record, run))
@@ -406,6 +410,7 @@ class RolloutController:
         model = record.model
         run = record.active
         try:
+            self._webhooks.client.check(spec.webhook)
             if run is not None:
                 if replace(spec, baseline=spec.baseline or run.spec.baseline) == run.spec:
                     return

@@ -7,7 +7,6 @@ of the same requests, with the same request id, and the router's are then copies
 
 from __future__ import annotations
 
-import time
 from time import monotonic_ns
 
 from nerite.balancing.member import RoutedRequest
@@ -22,7 +21,6 @@ class RouterLedger:
         """``tenants``: a policy is in force, which says who sends a request."""
         self._ledger = ledger
         self._tenants = tenants
-        self._wall_ns = time.time_ns() - monotonic_ns()
         self._prefix = f"{ledger.session:x}-"
 
     def open(
@@ -41,7 +39,7 @@ class RouterLedger:
     def close(self, account: RoutedAccount, level: str, ending: Ending) -> None:
         """Make the row of a request that has ended."""
         now = monotonic_ns()
-        wall = self._wall_ns
+        wall = self._ledger.wall.offset_ns
         arrived = account.arrived_ns
         key = RowKey(
             account.tenant,

@@ -12,11 +12,11 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.admission.controller import AdmissionController
-from nerite.admission.policy import EVERYBODY, AdmissionPolicy
+from nerite.admission.policy import AdmissionPolicy
 from nerite.admission.tenants import TenantAdmission
 from nerite.admission.ticket import AdmissionTicket, Admit, AwaitLease, Refuse, TicketEnding, TicketState
 from nerite.core.errors import NeriteError
-from nerite.core.request import Caller
+from nerite.core.request import EVERYBODY, Caller
 from nerite.observability.exposition import Page
 from nerite.transports.access import Callers
 

@@ -61,7 +61,9 @@ def facts_of(framed: memoryview, window: int, *, complete: bool) -> MessageFacts
         return UNKNOWN
 
 
-def routed_request(facts: MessageFacts, session: str, *, single: bool, repeatable: bool) -> RoutedRequest:
+def routed_request(
+    facts: MessageFacts, session: str, *, single: bool, repeatable: bool, tenant: str = ""
+) -> RoutedRequest:
     """Return what the choice of a member depends on. ``single``: the call has one answer."""
     prompt = facts.prompt
     prefix = prefix_hashes(prompt, facts.model) if prompt else ()
@@ -76,6 +78,7 @@ def routed_request(facts: MessageFacts, session: str, *, single: bool, repeatabl
         sequence=facts.sequence,
         sequence_start=facts.sequence_start,
         sequence_end=facts.sequence_end,
+        tenant=tenant,
         repeatable=repeatable and not facts.sequence,
         streams=not single,
     )

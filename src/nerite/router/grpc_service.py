@@ -158,6 +158,7 @@ class MemberTarget(RefusedTarget):
         self.caller = None
         if method.kind is not MethodKind.ANY:
             self.caller = ANYBODY if callers is None else callers.of(get, seconds)
+        self._tenant = "" if callers is None or self.caller is None else self.caller.tenant
         self.single = method.kind is not MethodKind.STREAM
         self.reports = headers.get(load_reports.FORMAT) is not None
         self._headers = headers
@@ -196,7 +197,9 @@ class MemberTarget(RefusedTarget):
         facts = grpc_routing.facts_of(message, self._window, complete=complete)
         if facts is None:
             return None
-        return grpc_routing.routed_request(facts, self._session, single=self.single, repeatable=method.repeatable)
+        return grpc_routing.routed_request(
+            facts, self._session, single=self.single, repeatable=method.repeatable, tenant=self._tenant
+        )
 
     def refusal_of(self, error: NeriteError) -> tuple[bytes, bytes]:
         """Return what answers a call for which there is no member: a model without one is not ready."""

@@ -17,11 +17,14 @@ from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import RouterPool
 from nerite.router.response_body import ChunkScanner, pieces_of
 from nerite.router.response_head import ResponseHead, ResponseHeads
+from nerite.transports.http.head import field_line, request_line
 
 _REASON: Final = 300
 """Characters of a member's error that are quoted."""
 MAX_ANSWER: Final = 16 << 20
 """Bytes of an answer that the router reads itself."""
+_AGENT: Final = field_line("User-Agent", "nerite-route")
+_JSON: Final = field_line("Content-Type", "application/json")
 
 
 class MemberAnswer(NamedTuple):
@@ -168,11 +171,10 @@ class HttpMembers:
 
         ``fields`` are further header lines.
         """
-        length = (
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body or method == "POST" else ""
-        )
-        head = f"{method} {path} HTTP/1.1\r\nHost: {member.http}\r\nUser-Agent: nerite-route\r\n{length}"
-        question = _Question(self.of(member), b"%b%b\r\n%b" % (head.encode(), fields, body))
+        lines = [request_line(method, path), field_line("Host", member.http), _AGENT]
+        if body or method == "POST":
+            lines += [_JSON, field_line("Content-Length", str(len(body)))]
+        question = _Question(self.of(member), b"".join((*lines, fields, b"\r\n", body)))
         try:
             async with asyncio.timeout(seconds):
                 return await question.answer

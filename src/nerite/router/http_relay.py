@@ -23,6 +23,7 @@ from nerite.router.response_body import ChunkScanner, pieces_of
 from nerite.router.response_head import REPORT, ResponseHead
 from nerite.transports.http import reply
 from nerite.transports.http.connection import HttpConnection
+from nerite.transports.http.head import field_line
 
 _OVERLOADED: Final = (429, 503)
 """Statuses that say that a member has not begun."""
@@ -112,10 +113,10 @@ class HttpRelay(HedgedRelay):
         if member.kind is ServerKind.NERITE:
             more += self.target.identity
             if self.target.responses:
-                more += f"{TAG_HEADER}: {member_tag(member.name)}\r\n".encode()
+                more += field_line(TAG_HEADER, member_tag(member.name))
             account = self.exchange.account
             if request_id := self.attempt if account is None else account.request_id:
-                more += b"%b: %b\r\n" % (REQUEST_ID.encode(), request_id.encode())
+                more += field_line(REQUEST_ID, request_id)
         head = self.target.request(connections.address.encode(), len(body), more, idle=idle)
         call = HttpCall(self, exchange, connections, [head, body] if body else [head])
         call.start(pool, member)

@@ -19,6 +19,7 @@ from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.work_loop import WorkLoops
 from nerite.ledger.ledger import Ledger
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.batch_api import BatchApi
@@ -32,16 +33,17 @@ from nerite.router.http_relay import HttpRelay
 from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
 from nerite.router.merged_lists import MergedLists
 from nerite.router.pools import PoolTable
-from nerite.transports.access import Lock, SenderHeaders, key_refusal
+from nerite.transports.access import Lock, SenderHeaders, key_refusal, operator_refusal
 from nerite.transports.http import content_coding, reply
+from nerite.transports.http.background import BackgroundApi, not_ready
 from nerite.transports.http.connection import HttpConnection
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
-from nerite.transports.http.head import RequestHead
+from nerite.transports.http.head import RequestHead, field_line
 from nerite.transports.http.reply import Reply
-from nerite.transports.http.routes import BATCH_ENDPOINTS, QUERIED
+from nerite.transports.http.routes import BACKGROUND, BATCH_ENDPOINTS, QUERIED
 
 _UNHEALTHY: Final = Reply(503, b"", reply.PLAIN)
-_READINESS: Final = {"ready": Reply(400, b"", reply.PLAIN), "health": _UNHEALTHY, "ping": _UNHEALTHY}
+_READINESS: Final = {"ready": reply.BAD_REQUEST, "health": _UNHEALTHY, "ping": _UNHEALTHY}
 """Replies of a router that is not ready, by endpoint."""
 _LINKS: Final = reply.json_reply({"server": "/v2", "health": "/v2/health/ready", "openai_models": "/v1/models"})
 _NO_BATCHES: Final = "add batches to [router] of the cluster file"
@@ -79,6 +81,8 @@ class RouterService:
         self._openai_calls = BackgroundCalls(reply_of)
         self.batch_api = BatchApi(None, _NO_BATCHES)
         """Answers the endpoints of files and batches."""
+        self.background = BackgroundApi(WorkLoops())
+        """Answers the endpoints of the loops beside the requests."""
         self._prefix = any(pool.settings.balancing.prefix for pool in table.pools)
         self.draining = False
         """The router is not ready: it is about to stop."""
@@ -104,6 +108,8 @@ class RouterService:
                 self._answer(connection, head, target, body)
                 return
             routed = self._routed(target, body)
+            span = connection.outer_span
+            traced = b"" if span is None else _span_lines(span)
         except NeriteError as error:
             connection.send([target.reply(error).encode()])
             return
@@ -112,8 +118,7 @@ class RouterService:
             return
         settings = self._settings
         timeout = min(target.timeout or settings.timeout, settings.timeout or target.timeout)
-        span = connection.outer_span
-        relay = HttpRelay(client, target, body, self._members, _span_lines(span) if span is not None else b"")
+        relay = HttpRelay(client, target, body, self._members, traced)
         if span is not None and target.caller.trusted:
             relay.attempt = span.request_id
         relay.exchange = exchange = RoutedExchange(
@@ -146,7 +151,8 @@ class RouterService:
         streams = target.streams
         sequence, stored_at = SequenceFacts(), ""
         if target.kind in (BodyKind.OPENAI, BodyKind.FORM):
-            facts = form_facts(body) if target.kind is BodyKind.FORM else openai_facts(body)
+            form = target.kind is BodyKind.FORM
+            facts = form_facts(body, target.media_type) if form else openai_facts(body)
             model, prompt, limit, streams = self._meant(facts.model), facts.prompt, facts.answer_limit, facts.streams
             session, stored_at = session or facts.user, tag_in(facts.continues)
         else:
@@ -169,6 +175,7 @@ class RouterService:
             sequence=sequence.id,
             sequence_start=sequence.start,
             sequence_end=sequence.end,
+            tenant="" if self._admission is None else target.caller.tenant,
             repeatable=target.repeatable and not sequence.id,
             streams=streams,
             stored_at=stored_at,
@@ -196,8 +203,10 @@ class RouterService:
 
     def _answer(self, connection: HttpExchange, head: RequestHead, target: RouteTarget, body: memoryview) -> None:
         """Answer what concerns all members."""
-        if target.local in _ALL_TENANTS and (refusal := key_refusal(self.locks, OF_ALL_TENANTS, head)) is not None:
+        if (refusal := self._operator_refusal(head, target.local)) is not None:
             connection.send([refusal.encode()])
+        elif target.local in BACKGROUND:
+            getattr(self.background, target.local)(connection, body, **target.arguments)
         elif target.local in BATCH_ENDPOINTS:
             sender = SenderHeaders({}, target.caller)
             self.batch_api.answer(target.local, connection, body, sender, **target.arguments)
@@ -219,9 +228,16 @@ class RouterService:
         elif target.local == "root":
             connection.send([_LINKS.encode()])
         elif target.local in _READINESS and (self.draining or not self._table.ready):
-            connection.send([_READINESS[target.local].encode()])
+            connection.send([not_ready(self._table.obstacle(), _READINESS[target.local]).encode()])
         else:
             connection.send([reply.EMPTY.encode()])
+
+    def _operator_refusal(self, head: RequestHead, name: str) -> Reply | None:
+        """Return the error reply to a request about all tenants without the operator's key; None if it may pass."""
+        if name in BACKGROUND:
+            remedy = "" if self._admission is None else "admin-key in [router] of the cluster file"
+            return operator_refusal(self.locks, OF_ALL_TENANTS, head, remedy)
+        return key_refusal(self.locks, OF_ALL_TENANTS, head) if name in _ALL_TENANTS else None
 
     async def _usage(self, query: UsageQuery) -> Reply:
         """Return what the requests of a tenant, or of all, have used."""
@@ -255,4 +271,4 @@ def _asks(target: RouteTarget, routed: RoutedRequest, size: int) -> AdmissionReq
 
 def _span_lines(span: TraceContext) -> bytes:
     """Return the header lines of a trace context."""
-    return "".join(f"{name}: {value}\r\n" for name, value in span.carrier.items()).encode("latin-1", "replace")
+    return b"".join(field_line(name, value) for name, value in span.carrier.items())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from nerite.admission.policy import IDLE
-from nerite.core.client_text import checked
+from nerite.core.client_text import checked, target_error
 from nerite.core.errors import InvalidArgument, NeriteError, NotFound, TooLarge, Unsupported
 from nerite.core.request import Caller
 from nerite.llm.openai.errors import anthropic_body_of, anthropic_reply_of, body_of, reply_of
@@ -19,19 +20,24 @@ from nerite.transports import access
 from nerite.transports.access import Callers
 from nerite.transports.http import reply, routes
 from nerite.transports.http.handler import HTTP
-from nerite.transports.http.head import RequestHead, header_bytes_of
+from nerite.transports.http.head import RequestHead, field_line, request_line
 from nerite.transports.http.origins import BrowserGuard, Cors
 from nerite.transports.http.reply import Reply
 
 _POSTED: Final = ("POST",)
-"""Methods of paths under ``/v1`` that the router does not know."""
+"""Methods of paths under ``/v1`` that the cluster file adds."""
+_ONCE: Final = ("content-type", "content-encoding", "inference-header-content-length")
+"""Headers on whose value router and member must agree."""
+_MODELS: Final = "/v1/models/"
+_ENCODED_SLASH: Final = re.compile("%2[Ff]")
 _LOAD_FORMAT: Final = FORMAT.decode()
 _NOT_PASSED: Final = HOP_BY_HOP | {
     b"host", b"content-length", b"expect", b"origin", b"http2-settings", _LOAD_FORMAT.encode(),
     access.CLASS.encode(), *(name.encode() for name in access.OF_ROUTERS),
 }  # fmt: skip
 """Fields that members do not get as they are. ``Origin`` was checked; members would compare it with their address."""
-_IDLE_LINE: Final = f"{access.CLASS}: {IDLE.name}\r\n".encode()
+_IDLE_LINE: Final = field_line(access.CLASS, IDLE.name)
+_VIA: Final = field_line("Via", "1.1 nerite")
 _BROWSER: Final = b"sec-fetch-"
 _CODINGS: Final = "accept-encoding"
 _TENSORS: Final = "infer"
@@ -45,7 +51,7 @@ _FORMS: Final = ("transcriptions", "translations")
 _BY_MODEL: Final = ("model_ready", "model_metadata", "config", "openai_model")
 _OF_ROUTERS: Final = frozenset((
     "live", "ready", "health", "ping", "root", "release", "index", "openai_models", "quota",
-    *routes.QUERIED, *routes.BATCH_ENDPOINTS,
+    *routes.QUERIED, *routes.BACKGROUND, *routes.BATCH_ENDPOINTS,
 ))  # fmt: skip
 _ELSEWHERE: Final = ("server_metadata", "response", "response_items")
 
@@ -90,6 +96,8 @@ class RouteTarget(NamedTuple):
     """Size of the JSON part of a body; -1: the whole."""
     coding: str = ""
     """Content coding of the body."""
+    media_type: str = ""
+    """Content type of the body, with its parameters."""
     repeatable: bool = True
     bodiless: bool = False
     """The response has no body, as for HEAD."""
@@ -141,12 +149,14 @@ class HttpTargets:
         member_key: str = "",
         *,
         counts: bool = False,
+        paths: Collection[str] = (),
     ) -> None:
         """``callers`` identifies callers if a policy is in force; ``cors`` are the rules for pages of other origins.
 
         ``member_key`` is what members know the router by. ``counts``: the tokens of answers are counted, so members
-        are not told that answers under ``/v1`` may be compressed.
+        are not told that answers under ``/v1`` may be compressed. ``paths`` are passed on beside those of endpoints.
         """
+        self._paths = frozenset(paths)
         self._counts = counts
         self._member_key = member_key
         self._callers = callers
@@ -160,6 +170,7 @@ class HttpTargets:
         openai = routes.is_openai(head.path)
         try:
             self._guard.check(head)
+            _check_path(head.path)
             if self._cors is not None and (preflight := self._cross_origin(self._cors, head)) is not None:
                 return RouteTarget(refusal=preflight)
             if head.content_length > self._max_body:
@@ -178,15 +189,16 @@ class HttpTargets:
         head.special = head.special or bool(head.reply_lines)
         route = routes.find_route(head.path)
         if route is None:
-            return cors.preflight(head, _POSTED) if routes.is_openai(head.path) else None
+            return cors.preflight(head, _POSTED) if head.path in self._paths else None
         return cors.preflight(head, route[0].methods)
 
     def _found(self, head: RequestHead, openai: bool) -> RouteTarget:
         route = routes.find_route(head.path)
         if route is None:
-            if openai and head.method == "POST":
+            if head.path in self._paths and head.method == "POST":
                 return self._passed(head, BodyKind.OPENAI, repeatable=False)
-            raise NotFound(f"Not Found ({routes.route_remedy(head.path)})")
+            more = "; paths in [router] of the cluster file adds others under /v1" if openai else ""
+            raise NotFound(f"Not Found ({routes.route_remedy(head.path)}{more})")
         endpoint, arguments = route
         name = endpoint.name
         if head.method not in endpoint.methods and not (head.method == "HEAD" and "GET" in endpoint.methods):
@@ -230,18 +242,19 @@ class HttpTargets:
     def _passed(
         self, head: RequestHead, kind: BodyKind, model: str = "", version: str = "", *, repeatable: bool = True
     ) -> RouteTarget:
+        _check_once(head)
         get = access.texts(head.headers.get)
         report = kind in (BodyKind.TEXT, BodyKind.OPENAI, BodyKind.FORM)
         wanted = head.headers.get(_LOAD_FORMAT, "")
         counted = self._counts and kind in (BodyKind.OPENAI, BodyKind.FORM)
-        lines = [*_passed_fields(head, _CODINGS if counted else ""), b"Via: 1.1 nerite"]
+        lines = [*_passed_fields(head, _CODINGS if counted else ""), _VIA]
         if report or wanted:
-            lines.append(b"%b: %b" % (_LOAD_FORMAT.encode(), header_bytes_of(wanted) if wanted else b"text"))
+            lines.append(field_line(_LOAD_FORMAT, wanted or "text"))
         session = next((value for name in self._session_headers if (value := get(name))), "")
         caller = self._caller(head)
         told = access.identity(self._member_key, caller)
         return RouteTarget(
-            identity=b"".join(f"{name}: {value}\r\n".encode() for name, value in told),
+            identity=b"".join(field_line(name, value) for name, value in told),
             kind=kind,
             model=model,
             version=version,
@@ -253,19 +266,35 @@ class HttpTargets:
             anthropic=routes.is_anthropic(head.path),
             json_size=HTTP.json_size(head) if kind is BodyKind.TENSORS else -1,
             coding=head.headers.get("content-encoding", "").lower(),
+            media_type=head.headers.get("content-type", ""),
             repeatable=repeatable,
             bodiless=head.method == "HEAD",
             passes_load=bool(wanted),
             class_line=_class_line(head),
             streams=head.path.endswith(_STREAM),
-            start=b"%b %b HTTP/1.1\r\n" % (head.method.encode("latin-1"), header_bytes_of(head.target)),
-            lines=b"".join(line + b"\r\n" for line in lines),
+            start=request_line(head.method, head.target),
+            lines=b"".join(lines),
         )
 
 
+def _check_path(path: str) -> None:
+    """Raise ``InvalidArgument`` for a path that a member may take for another one."""
+    # Names of models may have slashes, which are encoded where the name is part of a path.
+    plain = _ENCODED_SLASH.sub("/", path) if path.startswith(_MODELS) else path
+    if mistake := target_error(plain):
+        raise InvalidArgument(f"the path of the request {mistake}: the router does not pass it on")
+
+
+def _check_once(head: RequestHead) -> None:
+    """Raise ``InvalidArgument`` if what says how to read the body occurs twice."""
+    seen = [key for name, _ in head.fields if (key := name.lower()) in _ONCE]
+    if len(seen) > len(set(seen)):
+        raise InvalidArgument(f"a header occurs twice that says how to read the body; these are {', '.join(_ONCE)}")
+
+
 def _class_line(head: RequestHead) -> bytes:
-    value = header_bytes_of(head.headers.get(access.CLASS, ""))
-    return b"%b: %b\r\n" % (access.CLASS.encode(), value) if value else b""
+    value = head.headers.get(access.CLASS, "")
+    return field_line(access.CLASS, value) if value else b""
 
 
 def _passed_fields(head: RequestHead, withheld: str) -> list[bytes]:
@@ -277,8 +306,5 @@ def _passed_fields(head: RequestHead, withheld: str) -> list[bytes]:
         raw = key.encode("latin-1")
         if raw in _NOT_PASSED or raw.startswith(_BROWSER) or key in dropped or key == withheld:
             continue
-        text = header_bytes_of(value)
-        if b"\r" in text or b"\n" in text or b"\0" in text:
-            raise InvalidArgument(f"header '{name}' has a line break in its value")
-        lines.append(b"%b: %b" % (name.encode("latin-1"), text))
+        lines.append(field_line(name, value))
     return lines

@@ -12,6 +12,7 @@ from nerite.core.errors import Forbidden
 from nerite.core.failures import internal_errors
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
+from nerite.core.work_loop import WorkLoops
 from nerite.observability.exposition import Metric, MetricTable, Page, labels
 from nerite.router.admission import RouterAdmission
 from nerite.router.http_members import HttpMembers
@@ -20,6 +21,7 @@ from nerite.router.pool_rollouts import PoolRollout
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.router.scaling import RouterScaling, ScaledPool
 from nerite.transports.http import reply
+from nerite.transports.http.background import write_background_metrics
 from nerite.transports.http.handler import HttpExchange
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.metrics_service import ERRORS, INTERNAL_CACHES
@@ -60,6 +62,7 @@ class RouterMetrics:
         members: HttpMembers,
         bounds: TransportLimits,
         guard: BrowserGuard,
+        loops: WorkLoops,
         scaling: RouterScaling | None = None,
         admission: RouterAdmission | None = None,
         placements: Sequence[PoolPlacement] = (),
@@ -71,6 +74,7 @@ class RouterMetrics:
         self._members = members
         self._bounds = bounds
         self._guard = guard
+        self._loops = loops
         self.more: list[Callable[[Page], None]] = []
         """Writers of further metrics."""
         self.rollouts: Sequence[PoolRollout] = ()
@@ -134,6 +138,7 @@ class RouterMetrics:
             self._admission.write_metrics(page)
         for write in self.more:
             write(page)
+        write_background_metrics(self._loops, page)
         page.write(ERRORS, [ERRORS.row(internal_errors)])
         page.write(INTERNAL_CACHES, [INTERNAL_CACHES.row(budget, budget.name) for budget in BUDGETS])
         return b"".join(page.pieces())

@@ -36,6 +36,7 @@ class PoolProcess(ABC):
         self._stop_requested = asyncio.Event()
         self.pools = [RouterPool(pool, random.getrandbits(62)) for pool in settings.pools]
         self.table = PoolTable(self.pools)
+        self.table.obstacle = lambda: self.loops.obstacle
         self.members = HttpMembers(settings.router.connect_timeout, MemberContexts(settings.pools, HTTP))
         self.key_files = [file for pool in self.pools if (file := _set_key(pool, self.members)) is not None]
         """Files with keys, which are followed."""

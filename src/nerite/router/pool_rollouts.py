@@ -129,7 +129,7 @@ class PoolRollout:
             self._say("", f"{decision.state}, weight {decision.weight:g} %: {decision.text}")
             if self._spec.webhook:
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
-                self._webhooks.send(self._spec.webhook, {**fleet.status(), "at": at})
+                self._webhooks.send(self._spec.webhook, {**fleet.status(), "at": at}, own=True)
         for refused in fleet.refused:
             self._say("", f"refused: {refused}")
         self._said = {name: text for name, text in self._said.items() if not name or name in found}

@@ -356,6 +356,8 @@ class PoolTable:
         self.refused: Counter[str] = Counter()
         """Requests that were answered without a member, by code."""
         self.held = HeldRequests()
+        self.obstacle: Callable[[], str] = lambda: ""
+        """Returns why requests are better sent elsewhere, whatever the members are like; empty if there is nothing."""
         for pool in pools:
             pool.on_change = self.held.offer_soon
 
@@ -536,5 +538,5 @@ class PoolTable:
 
     @property
     def ready(self) -> bool:
-        """Whether any pool has a ready member, or gets one as soon as there is a request for it."""
-        return any(pool.ready or pool.wakes for pool in self.pools)
+        """Whether any pool has a ready member, or gets one for the next request, and there is no obstacle."""
+        return not self.obstacle() and any(pool.ready or pool.wakes for pool in self.pools)

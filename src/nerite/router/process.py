@@ -30,7 +30,7 @@ from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
 from nerite.observability.machine import raise_open_file_limit, usable_memory
 from nerite.redis.settings import settings_of_address
-from nerite.rollouts.webhook import Webhooks
+from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.router.accounting import RouterLedger
 from nerite.router.admission import RouterAdmission
 from nerite.router.grpc_port import RouterGrpcPort
@@ -48,6 +48,7 @@ from nerite.router.routed_items import RoutedItems
 from nerite.router.scaling import RouterScaling
 from nerite.transports import tcp
 from nerite.transports.access import KeyFile, check_key_files
+from nerite.transports.http.background import BackgroundApi
 from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors
@@ -141,6 +142,17 @@ def _limits_of(router: RouterSettings) -> TransportLimits:
     )
 
 
+def _webhooks_of(settings: ClusterSettings) -> Webhooks:
+    """Return what posts decisions of rollouts. Raises ``InvalidArgument`` for a webhook that is not allowed."""
+    client = WebhookClient(
+        settings.router.webhook_allowed_hosts, "webhook-allowed-hosts in [router] of the cluster file"
+    )
+    for pool in settings.pools:
+        for spec in pool.rollout.models.values() if pool.rollout is not None else ():
+            client.check(spec.webhook)
+    return Webhooks(client)
+
+
 class RouterProcess(PoolProcess):
     """The parts of a router."""
 
@@ -162,6 +174,7 @@ class RouterProcess(PoolProcess):
             self.health.metering = bool(self._member_key)
         self._service = self._routing(guard, cors)
         self._service.ledger = self._ledger
+        self._service.background = BackgroundApi(self.loops)
         if router.admin_key:
             lock = open_lock(router.admin_key)
             self._service.locks = {OF_ALL_TENANTS: lock}
@@ -178,7 +191,8 @@ class RouterProcess(PoolProcess):
             size_setting="max-body in [router] of the cluster file",
         )
         self._scaling = RouterScaling(self.pools)
-        self._webhooks = Webhooks()
+        self._webhooks = _webhooks_of(settings)
+        self.loops.add(self._webhooks.loop)
         self._rollouts = [
             PoolRollout(pool, pool.settings.rollout, model, self.members, self._webhooks)
             for pool in self.pools
@@ -202,7 +216,7 @@ class RouterProcess(PoolProcess):
         self._leases = LeaseRedis(settings_of_address(router.redis)) if router.redis and placed else None
         self._placements = [self._placement_in(pool) for pool in placed]
         self._figures = RouterMetrics(
-            self.table, self.members, self._bounds, guard, self._scaling, self._admission, self._placements
+            self.table, self.members, self._bounds, guard, self.loops, self._scaling, self._admission, self._placements
         )
         self._figures.rollouts = self._rollouts
         if self._ledger is not None:
@@ -216,7 +230,14 @@ class RouterProcess(PoolProcess):
         callers = None if admission is None else admission.callers
         counts = admission is not None or self._ledger is not None
         targets = HttpTargets(
-            guard, self.session_headers, router.max_body, callers, cors, self._member_key, counts=counts
+            guard,
+            self.session_headers,
+            router.max_body,
+            callers,
+            cors,
+            self._member_key,
+            counts=counts,
+            paths=router.paths,
         )
         return RouterService(self.table, self.members, targets, router, admission, self._accounting)
 

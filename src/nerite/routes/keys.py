@@ -30,7 +30,9 @@ def key_of(route: WeightedRoute, request: InferenceRequest) -> RequestKey:
     """Return the key of a request: its sequence, the first of the route's keys that it has, its idempotency key."""
     header = request.header
     if header.sequence_id:
-        return RequestKey(f"sequence:{header.sequence_id}".encode("utf-8", "surrogatepass"), True)
+        name = header.sequence_key
+        text = ":".join(map(str, name)) if isinstance(name, tuple) else str(name)
+        return RequestKey(f"sequence:{text}".encode("utf-8", "surrogatepass"), True)
     lasting = True
     for key in (*route.sticky, StickyKey(KeySource.IDEMPOTENCY_KEY)):
         if key.source is KeySource.PROMPT:

@@ -10,7 +10,14 @@ from nerite.core.byte_budget import ROUTES, Memo
 from nerite.core.errors import NeriteError, NotLoaded, Unavailable
 from nerite.core.failures import report
 from nerite.core.headers import request_header_bytes
-from nerite.core.request import Assignment, CancelReason, InferenceRequest, RequestHeader, RequestRoute
+from nerite.core.request import (
+    Assignment,
+    CancelReason,
+    InferenceRequest,
+    RequestHeader,
+    RequestRoute,
+    SequenceKey,
+)
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
 from nerite.core.signature import Signature
@@ -288,13 +295,12 @@ class RouteSplit:
     def _by_request(self, request: InferenceRequest) -> ReadyArm:
         """Return the arm of a request whose header does not decide it."""
         header = request.header
-        sequence = header.sequence_id
-        if sequence and self._owns:
-            return self._by_sequence(request, sequence)
+        if header.sequence_id and self._owns:
+            return self._by_sequence(request, header.sequence_key)
         key = key_of(self._route, request).value
         return self._at(self._choice.by_key(key) if key else self._choice.by_coin(self._coin()))
 
-    def _by_sequence(self, request: InferenceRequest, sequence: int | str) -> ReadyArm:
+    def _by_sequence(self, request: InferenceRequest, sequence: SequenceKey) -> ReadyArm:
         """Return the arm on which a sequence has begun if it is ready; else the arm of its key."""
         header, state = request.header, self._state
         pinned = None if header.sequence_start else state.sequences.get(sequence)

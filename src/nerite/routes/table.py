@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from nerite.config.sticky_key import KeySource
 from nerite.core.errors import InvalidArgument, NotFound
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, SequenceKey
 from nerite.judge.outcome import Outcome
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
@@ -81,14 +81,14 @@ class RouteState:
         """By the label of the arm."""
         self.under_way: set[RequestUnderWay] = set()
         """Requests that have begun while the route was observed, and have not ended."""
-        self.sequences: dict[int | str, PinnedSequence] = {}
+        self.sequences: dict[SequenceKey, PinnedSequence] = {}
         """Sequences that have begun and not ended, the one used last at the end."""
 
     def counter(self, arm: RouteArm) -> ArmCounters:
         """Return what is counted for an arm."""
         return self.counters.setdefault(arm.label, ArmCounters())
 
-    def pin(self, sequence: int | str, pinned: PinnedSequence) -> None:
+    def pin(self, sequence: SequenceKey, pinned: PinnedSequence) -> None:
         """Keep a sequence on its arm; forget the one that was not used for the longest time if there are too many."""
         sequences = self.sequences
         sequences.pop(sequence, None)

@@ -3,14 +3,16 @@
 ``ModelResidency`` is told what happens and when; it has no clock and does no I/O. Its guarantees: the sizes of all
 models that are loading, loaded or leaving stay within the budget as far as they are known; a model that works is
 never evicted, one that an ensemble in memory needs not before that ensemble; and of the models that are wanted, those
-of the best class go first, and within a class the one that has waited longest, which others pass for
-``PASSING_NS`` at most. A model that can sleep does so instead of being evicted, if the host has the memory for that.
+of the best class go first, and within a class tenants take turns, each with the one that has waited longest, which
+others pass for ``PASSING_NS`` at most. While several tenants have or want models, those of tenants beyond an equal
+share of the budget leave before others. A model that can sleep does so instead of being evicted, if the host has the
+memory for that.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -79,6 +81,10 @@ class ModelResidency:
         self._wanted: dict[str, ResidentModel] = {}
         self._overhead: Amounts = {}
         self._number = 0
+        self._turns: dict[str, int] = {}
+        """Loads that each tenant had while others waited, or could have had."""
+        self._turn = 0
+        """Turns of the tenant for which the last load was begun."""
 
     # What happens.
 
@@ -100,17 +106,25 @@ class ModelResidency:
         self._table.remove(name)
         self._wanted.pop(name, None)
 
-    def want(self, name: str, order: int, now_ns: int, *, ordered: bool = False) -> None:
-        """Note that requests wait for a model, the most important of which has class ``order``.
+    def want(
+        self, name: str, order: int, now_ns: int, *, tenants: Collection[str] = ("",), ordered: bool = False
+    ) -> None:
+        """Note that requests of ``tenants`` wait for a model, the most important of which has class ``order``.
 
         ``ordered``: someone has it loaded, perhaps another model during its own load.
         """
+        waiting = {each for model in self._wanted.values() for each in model.tenants}
+        if not waiting:
+            self._turns.clear()
+            self._turn = 0
+        for tenant in set(tenants) - waiting:
+            self._turns[tenant] = max(self._turns.get(tenant, 0), self._turn)
         model = self._models[name]
         if name not in self._wanted:
             self._number += 1
             model.number, model.since_ns = self._number, now_ns
             self._wanted[name] = model
-        model.order = order
+        model.order, model.tenants = order, tenants
         model.ordered = model.ordered or ordered
 
     def leave(self, name: str) -> None:
@@ -229,8 +243,16 @@ class ModelResidency:
     @property
     def wanted(self) -> list[str]:
         """The models that requests wait for, the first to be loaded first."""
-        found = sorted(self._wanted.values(), key=lambda model: (model.order, model.number))
-        return [model.name for model in found]
+        turns = dict(self._turns)
+        found: list[tuple[int, int, int, str]] = []
+        for model in sorted(self._wanted.values(), key=lambda model: (model.order, model.number)):
+            found.append((model.order, self._turn_of(model, turns), model.number, model.name))
+            if model.residence is not Residence.LOADING:  # its turn was taken
+                _take_turn(model, turns)
+        return [name for *_, name in sorted(found)]
+
+    def _turn_of(self, model: ResidentModel, turns: Mapping[str, int]) -> int:
+        return min(turns.get(tenant, self._turn) for tenant in model.tenants)
 
     def used_bytes(self) -> dict[str, int]:
         """Return what is used of each place: by models that are loading, in memory or leaving, and by the server."""
@@ -279,6 +301,7 @@ class ModelResidency:
         orders = [*self._end_of_keep_alive(now_ns, activity), *self._back_within_budget(activity)]
         reserved: dict[str, int] = {}
         loads = len(self._table.at[Residence.LOADING])
+        prepared = 0  # loads that begin when others have left
         protected: set[str] = set()
         for name in self.wanted:
             model = self._models[name]
@@ -300,15 +323,21 @@ class ModelResidency:
                     add_amounts(reserved, need)
                     continue
                 loads += 1
+                self._turn = self._turn_of(model, self._turns)
+                _take_turn(model, self._turns)
                 for each in closure:
-                    self._begin_load(self._models[each])
+                    self._begin_load(self._models[each], model.tenants)
                 orders.append(ResidencyOrder(Step.LOAD, name))
                 continue
             if not self._fits(need, reserved, leaving=True):
+                if loads + prepared >= self._most_loads and not model.ordered:
+                    add_amounts(reserved, need)
+                    continue  # others stay until its turn has come
                 room = self._make_room(need, reserved, protected, activity, drain=late)
                 orders += room
                 if not room and not late:
                     continue  # busy models are in the way: others may pass
+            prepared += 1
             add_amounts(reserved, need)
         return orders
 
@@ -415,10 +444,37 @@ class ModelResidency:
         return ResidencyOrder(step, name, "memory")
 
     def _by_use(self) -> list[str]:
-        """Return the models in memory by the last use of each and of the ensembles that need it."""
+        """Return the models in memory by the last use of each and of the ensembles that need it.
+
+        Those of tenants that have no more than their share come last.
+        """
         names = [model.name for model in self._table.evictable()]
         last = {name: max(self._models[each].used_ns for each in self._leavers(name)) for name in names}
-        return sorted(last, key=lambda name: (last[name], self._models[name].used_ns))
+        modest = self._modest_tenants()
+        return sorted(
+            last,
+            key=lambda name: (
+                any(not modest.isdisjoint(self._models[each].tenants) for each in self._leavers(name)),
+                last[name],
+                self._models[name].used_ns,
+            ),
+        )
+
+    def _modest_tenants(self) -> set[str]:
+        """Return the tenants whose models take no more than an equal share of the budget; none if there is only one."""
+        used: dict[str, dict[str, int]] = {each: {} for model in self._wanted.values() for each in model.tenants}
+        for residence in (Residence.LOADING, *EVICTABLE):
+            for model in self._table.at[residence].values():
+                for tenant in model.tenants:
+                    share = {place: size // len(model.tenants) for place, size in model.taken.items()}
+                    add_amounts(used.setdefault(tenant, {}), share)
+        if len(used) < 2:
+            return set()
+        return {
+            tenant
+            for tenant, amounts in used.items()
+            if all(size * len(used) <= self.budget.get(place, sys.maxsize) for place, size in amounts.items())
+        }
 
     def _is_free(
         self,
@@ -451,9 +507,10 @@ class ModelResidency:
                 )
         return need
 
-    def _begin_load(self, model: ResidentModel) -> None:
-        """Count a model that is not in memory, or asleep, as loading."""
+    def _begin_load(self, model: ResidentModel, tenants: Collection[str]) -> None:
+        """Count a model that is not in memory, or asleep, as loading for ``tenants``."""
         if model.residence in (Residence.ABSENT, Residence.ASLEEP):
+            model.tenants = tenants
             self._table.move(model, Residence.LOADING, larger_amounts(model.taken, model.size))
 
     def _missing(self, need: Amounts, reserved: Amounts) -> dict[str, int]:
@@ -494,6 +551,11 @@ class ModelResidency:
         ):
             return ""
         return self.shortage(name, activity) or "it does not fit"
+
+
+def _take_turn(model: ResidentModel, turns: dict[str, int]) -> None:
+    for tenant in model.tenants:
+        turns[tenant] = turns.get(tenant, 0) + 1
 
 
 def _by_last_use(models: Iterable[ResidentModel]) -> list[str]:

@@ -33,7 +33,7 @@ class ResidentModel:
 
     __slots__ = (
         "backoff_ns", "failure", "keep_alive_ns", "name", "needs", "number", "order", "ordered", "pinned", "residence",
-        "rest", "retry_ns", "seconds", "since_ns", "size", "stays", "taken", "used_ns",
+        "rest", "retry_ns", "seconds", "since_ns", "size", "stays", "taken", "tenants", "used_ns",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -54,6 +54,8 @@ class ResidentModel:
         self.seconds = 0.0
         self.order = 0
         """Class of the most important request that waits, if any does."""
+        self.tenants: Collection[str] = ("",)
+        """For whom it is wanted, or was loaded; an empty name is nobody's in particular."""
         self.ordered = False
         """It may be loaded beside any number of others, one of which may wait for it."""
         self.number = 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from nerite.core.request import InferenceRequest
+from nerite.core.request import EVERYBODY, InferenceRequest, SequenceKey
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer, TensorSpec
 from nerite.scheduling.decider import BatchingRules, BatchReason
@@ -46,6 +46,7 @@ class RequestSequence:
         "follower",
         "follows",
         "id",
+        "key",
         "ready",
         "running",
         "slot",
@@ -55,8 +56,10 @@ class RequestSequence:
         "waiting",
     )
 
-    def __init__(self, id: int | str) -> None:
+    def __init__(self, id: int | str, key: SequenceKey | None = None) -> None:
+        """``key`` tells it from the sequences of other tenants with the same id; None: there are none."""
         self.id = id
+        self.key = id if key is None else key
         self.state: KeptState | None = None
         """Implicit state that the last request left for the next; ``SequenceInputs`` keeps it."""
         self.waiting: deque[SequenceRequest] = deque()
@@ -76,6 +79,11 @@ class RequestSequence:
         """Index of its slot in ``slots``."""
         self.touched_ns = 0
         """When one of its requests last finished."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return tenant_of(self.key)
 
     def drop(self) -> list[SequenceRequest]:
         """Drop and return all waiting requests."""
@@ -101,7 +109,7 @@ class SequenceRequest(InferenceRequest):
     Its header and data may differ from the caller's, and it may run several times.
     """
 
-    __slots__ = ("begun", "ends", "outer", "paused", "sequence", "sequence_id", "starts")
+    __slots__ = ("begun", "ends", "outer", "paused", "sequence", "sequence_id", "sequence_key", "starts")
 
     sequence: RequestSequence
 
@@ -111,6 +119,8 @@ class SequenceRequest(InferenceRequest):
         """The caller's request."""
         self.sequence_id = outer.header.sequence_id
         """The caller's correlation id, or one that was assigned to the request."""
+        self.sequence_key = outer.header.sequence_key
+        """Names its sequence."""
         self.paused = False
         """The caller applies backpressure: it accepts no more responses for now."""
         self.begun = False
@@ -121,6 +131,12 @@ class SequenceRequest(InferenceRequest):
         """It is the last request of its sequence."""
         outer.on_cancel = self._outer_cancelled
         outer.on_pause = self._outer_paused
+
+    def assign(self, sequence_id: int) -> None:
+        """Make it a request of another sequence of its tenant."""
+        key = self.sequence_key
+        self.sequence_id = sequence_id
+        self.sequence_key = (key[0], sequence_id) if isinstance(key, tuple) else sequence_id
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
         """Send ``response`` to the caller."""
@@ -176,44 +192,93 @@ class SequenceRules:
     A hook for tests."""
     hold_until_backlog: int = 0
     """In addition, wait for this many requests in the backlog (``TRITONSERVER_BACKLOG_DELAY_SCHEDULER``)."""
+    share_of: Callable[[str], float] | None = None
+    """Returns the fraction of all slots that the sequences of a tenant may hold; None: requests have no tenants."""
 
 
 class SequenceBacklog:
-    """FIFO of sequences that wait for a slot, with optional timeouts; removal from the middle takes constant time.
+    """Sequences that wait for a slot, with optional timeouts; removal from the middle takes constant time.
+
+    They are served in the order in which they came. Those of several tenants: the tenant that holds fewest slots is
+    next, and none gets a slot beyond its share, so that nobody can keep others out by never ending sequences.
 
     Request timeouts apply only while the sequence is in the backlog.
     """
 
-    __slots__ = ("_deadlines", "_most", "_number", "_sequences")
+    __slots__ = ("_deadlines", "_held", "_lines", "_most", "_number", "_share_of")
 
-    def __init__(self) -> None:
-        self._sequences: dict[RequestSequence, None] = {}
+    def __init__(self, share_of: Callable[[str], float] | None = None) -> None:
+        """``share_of`` is that of ``SequenceRules``."""
+        self._share_of = share_of
+        self._lines: dict[str, dict[RequestSequence, None]] = {}
+        """Sequences that wait, by tenant; all in one line if requests have no tenants. Lines are never empty."""
+        self._held: dict[str, int] = {}
+        """Number of slots that the sequences of each tenant hold."""
         self._deadlines: list[tuple[int, int, SequenceRequest]] = []
         self._number = itertools.count()
         self._most = 64
 
-    def __len__(self) -> int:
-        return len(self._sequences)
+    def __bool__(self) -> bool:
+        return bool(self._lines)
 
     def __iter__(self) -> Iterator[RequestSequence]:
-        return iter(self._sequences)
+        return itertools.chain.from_iterable(self._lines.values())
 
-    def __contains__(self, sequence: RequestSequence) -> bool:
-        return sequence in self._sequences
+    def _line_of(self, sequence: RequestSequence) -> str:
+        return EVERYBODY if self._share_of is None else sequence.tenant
 
     def add(self, sequence: RequestSequence) -> None:
         """Append a sequence."""
-        self._sequences[sequence] = None
+        self._lines.setdefault(self._line_of(sequence), {})[sequence] = None
 
-    def pop(self) -> RequestSequence:
-        """Remove and return the sequence that has waited longest."""
-        sequence = next(iter(self._sequences))
-        del self._sequences[sequence]
+    def take(self, slots: int) -> RequestSequence | None:
+        """Remove and return the sequence that gets a free slot, of ``slots`` in all; None if its tenant may have none.
+
+        ``release`` must follow when it gives up its slot.
+        """
+        lines, share_of = self._lines, self._share_of
+        tenant = EVERYBODY
+        if share_of is not None:
+            held = self._held
+            for tenant in lines if len(lines) == 1 else sorted(lines, key=self._holds):
+                count = held.get(tenant, 0)
+                if not count or count < int(share_of(tenant) * slots + _ROUNDING):
+                    held[tenant] = count + 1
+                    break
+            else:
+                return None
+        line = lines.pop(tenant)
+        sequence = next(iter(line))
+        del line[sequence]
+        if line:
+            lines[tenant] = line  # at the end: among equals, the next one is another
         return sequence
+
+    def _holds(self, tenant: str) -> int:
+        return self._held.get(tenant, 0)
+
+    def release(self, sequence: RequestSequence) -> None:
+        """Record that a sequence has given up its slot."""
+        if self._share_of is not None:
+            tenant = sequence.tenant
+            if left := self._held[tenant] - 1:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+    def lift_shares(self) -> None:
+        """Let sequences have any free slot from now on."""
+        if self._share_of is not None:
+            self._share_of = _everything
 
     def remove(self, sequence: RequestSequence) -> None:
         """Remove a sequence if it is in the backlog."""
-        self._sequences.pop(sequence, None)
+        line = self._line_of(sequence)
+        sequences = self._lines.get(line)
+        if sequences is not None:
+            sequences.pop(sequence, None)
+            if not sequences:
+                del self._lines[line]
 
     def limit(self, request: SequenceRequest) -> None:
         """Register the timeout, if any, of a request whose sequence has no slot."""
@@ -242,6 +307,18 @@ class SequenceBacklog:
             if sequence not in expired:
                 expired.append(sequence)
         return expired
+
+
+_ROUNDING: Final = 1e-9
+
+
+def _everything(_tenant: str) -> float:
+    return 1.0
+
+
+def tenant_of(key: SequenceKey) -> str:
+    """Return the tenant that a sequence with this key belongs to."""
+    return key[0] if isinstance(key, tuple) else EVERYBODY
 
 
 def _waits(request: SequenceRequest) -> bool:

@@ -6,6 +6,9 @@ waits in the backlog. It keeps the slot until a request flagged END has run, unt
 timed out in the backlog, or its instance died. A later request without START is rejected with that reason. On shutdown,
 sequences in the backlog for which no slot will become free are rejected.
 
+With tenants, a correlation id names a sequence of its tenant alone: nobody can continue, restart or end a sequence of
+another one, and no tenant's sequences get more slots than its share.
+
 Each instance has a ``SequenceSlots``, which decides how the first waiting requests of its sequences form a batch.
 
 A START on a live sequence restarts it in its slot, after its earlier requests. A START after END creates a new sequence
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from nerite.core.errors import InvalidArgument, NeriteError, QueueTimeout, Unavailable
+from nerite.core.request import SequenceKey
 from nerite.scheduling.decider import DIRECT, DYNAMIC
 from nerite.scheduling.sequence import (
     DirectSlots,
@@ -39,26 +43,26 @@ MAX_REMEMBERED: Final = 4096
 
 
 class EndedSequences:
-    """Reasons why sequences were ended early, by correlation id: for the error that their next request gets."""
+    """Reasons why sequences were ended early, by their keys: for the error that their next request gets."""
 
     __slots__ = ("_reasons",)
 
     def __init__(self) -> None:
-        self._reasons: dict[int | str, str] = {}
+        self._reasons: dict[SequenceKey, str] = {}
 
-    def add(self, sequence_id: int | str, why: str) -> None:
+    def add(self, key: SequenceKey, why: str) -> None:
         """Remember why a sequence was ended."""
-        self._reasons[sequence_id] = why
+        self._reasons[key] = why
         if len(self._reasons) > MAX_REMEMBERED:
             del self._reasons[next(iter(self._reasons))]
 
-    def forget(self, sequence_id: int | str) -> None:
-        """Forget a sequence, because a new one with its id starts."""
-        self._reasons.pop(sequence_id, None)
+    def forget(self, key: SequenceKey) -> None:
+        """Forget a sequence, because a new one with its key starts."""
+        self._reasons.pop(key, None)
 
-    def why(self, sequence_id: int | str) -> str | None:
-        """Return why a sequence was ended; None if unknown."""
-        return self._reasons.get(sequence_id)
+    def why(self, key: SequenceKey) -> str:
+        """Return why a sequence was ended; empty if unknown."""
+        return self._reasons.get(key, "")
 
 
 Instance = TypeVar("Instance")
@@ -101,13 +105,13 @@ class SequenceBatcher(Generic[Instance]):
         self._prepare = prepare
         self._idle_ns = rules.max_idle_us * 1000
         self._hold = rules.hold_until > 0
-        self._live: dict[int | str, RequestSequence] = {}
-        """The most recently started sequence of each id that is not over."""
+        self._live: dict[SequenceKey, RequestSequence] = {}
+        """The most recently started sequence of each key that is not over."""
         self._slots: dict[Instance, SequenceSlots] = {}
         self._free: list[tuple[int, int, SequenceSlots]] = []
         """Heap of free slots, lowest slot number first, so that sequences spread over the instances."""
         self._number = itertools.count()
-        self._backlog = SequenceBacklog()
+        self._backlog = SequenceBacklog(rules.share_of)
         self._idle_sequences: dict[RequestSequence, None] = {}
         """Idle sequences that hold a slot, in the order in which they became idle."""
         self._ended = EndedSequences()
@@ -124,25 +128,25 @@ class SequenceBatcher(Generic[Instance]):
         self.releases = dict.fromkeys(DIRECT if rules.batching is None else DYNAMIC, 0)
         """Number of batches started for each reason, over all instances."""
 
-    def lives(self, sequence_id: int | str) -> bool:
-        """Return whether a sequence with this id is live."""
-        return sequence_id in self._live
+    def lives(self, key: SequenceKey) -> bool:
+        """Return whether a sequence with this key is live."""
+        return key in self._live
 
-    def begun(self, sequence_id: int | str) -> bool:
+    def begun(self, key: SequenceKey) -> bool:
         """Return whether the next request of a sequence would continue a live one."""
-        sequence = self._live.get(sequence_id)
+        sequence = self._live.get(key)
         return sequence is not None and not sequence.closed
 
     def offer(self, request: SequenceRequest, now: int) -> NeriteError | None:
         """Enqueue ``request``, which belongs to a sequence, or return the error with which it is rejected."""
-        sequence_id = request.sequence_id
-        sequence = self._live.get(sequence_id)
+        key = request.sequence_key
+        sequence = self._live.get(key)
         if sequence is None or sequence.closed:
             if not request.starts:
-                return self._not_begun(sequence_id)
-            self._ended.forget(sequence_id)
-            before, sequence = sequence, RequestSequence(sequence_id)
-            self._live[sequence_id] = sequence
+                return self._not_begun(request.sequence_id, self._ended.why(key))
+            self._ended.forget(key)
+            before, sequence = sequence, RequestSequence(request.sequence_id, key)
+            self._live[key] = sequence
             if before is not None:
                 before.follower = sequence
                 sequence.follows = True
@@ -222,6 +226,7 @@ class SequenceBatcher(Generic[Instance]):
         lost: Lost = []
         for sequence in has_slot(slots):
             self._idle_sequences.pop(sequence, None)
+            self._backlog.release(sequence)
             sequence.slots = sequence.state = None
             sequence.running = sequence.ready = False
             before = sequence.drop_before_start()
@@ -289,6 +294,8 @@ class SequenceBatcher(Generic[Instance]):
     def server_stops(self) -> None:
         """Prepare for shutdown: from the next ``expire`` on, reject sequences that no slot will become free for."""
         self._stopping = True
+        self._backlog.lift_shares()
+        self._serve_backlog()
 
     def finish(self) -> None:
         """End each sequence as soon as it is idle, because no more requests will come."""
@@ -335,14 +342,19 @@ class SequenceBatcher(Generic[Instance]):
         self._serve_backlog()
 
     def _serve_backlog(self) -> None:
-        """Assign free slots to the sequences that have waited longest."""
+        """Assign free slots to the sequences that are next."""
         while self._backlog and self._free:
-            slot, _, slots = heapq.heappop(self._free)
-            if slots.open:
-                sequence = self._backlog.pop()
-                slots.seats[slot] = sequence
-                sequence.slot, sequence.slots = slot, slots
-                self._make_ready(sequence)
+            slot, _, slots = self._free[0]
+            if not slots.open:
+                heapq.heappop(self._free)
+                continue
+            sequence = self._backlog.take(len(self._slots) * self._rules.slots)
+            if sequence is None:
+                return
+            heapq.heappop(self._free)
+            slots.seats[slot] = sequence
+            sequence.slot, sequence.slots = slot, slots
+            self._make_ready(sequence)
 
     def _make_ready(self, sequence: RequestSequence) -> None:
         """Make the first waiting request of a sequence eligible to run, unless its caller paused responses."""
@@ -372,7 +384,7 @@ class SequenceBatcher(Generic[Instance]):
         """Stop requests from joining a sequence, and remember why; do nothing if it is already closed."""
         if not sequence.closed:
             sequence.closed = True
-            self._ended.add(sequence.id, why)
+            self._ended.add(sequence.key, why)
 
     def _end(self, sequence: RequestSequence, why: str) -> list[SequenceRequest]:
         """Drop and return the waiting requests of a sequence, and end it as soon as none of its requests runs."""
@@ -396,20 +408,21 @@ class SequenceBatcher(Generic[Instance]):
         slots.seats[sequence.slot] = None
         if slots.open:
             heapq.heappush(self._free, (sequence.slot, slots.order, slots))
+        self._backlog.release(sequence)
         sequence.slots = sequence.state = None
         self._idle_sequences.pop(sequence, None)
         self._serve_backlog()
         self._remove(sequence)
 
     def _remove(self, sequence: RequestSequence) -> None:
-        """Remove a sequence that is over, and start the next one with its id."""
+        """Remove a sequence that is over, and start the next one with its key."""
         follower = sequence.follower
         while follower is not None and not follower.waiting:
             sequence, follower = follower, follower.follower
         if follower is not None:
             self._find_slot(follower)
         else:
-            del self._live[sequence.id]
+            del self._live[sequence.key]
 
     def _reject_stranded(self) -> Lost:
         """On shutdown, end the sequences in the backlog if no slot will become free."""
@@ -440,10 +453,10 @@ class SequenceBatcher(Generic[Instance]):
             retry_after=1,
         )
 
-    def _not_begun(self, sequence_id: int | str, why: str | None = None) -> NeriteError:
+    def _not_begun(self, sequence_id: int | str, why: str) -> NeriteError:
+        """``why`` the sequence was ended, if it is known to have begun."""
         text = (
             f"inference request for sequence {sequence_id} to model '{self._rules.model}' must specify the START flag "
             "on the first request of the sequence"
         )
-        why = why or self._ended.why(sequence_id)
-        return InvalidArgument(text if why is None else f"{text} (sequence {sequence_id} ended: {why})")
+        return InvalidArgument(f"{text} (sequence {sequence_id} ended: {why})" if why else text)

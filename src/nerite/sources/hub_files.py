@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
+from nerite.core.client_text import is_file_path
 from nerite.core.errors import InvalidArgument, NotFound
 from nerite.core.transfer import readable_size
-from nerite.sources.name import is_commit, is_file_path
+from nerite.sources.name import is_commit
 
 _MOST: Final = 10_000
 """Files of a model. A repository with more holds data."""

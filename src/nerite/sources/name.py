@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nerite.core.client_text import is_file_path
 from nerite.core.errors import InvalidArgument
 
 _HUB: Final = "hf:"
@@ -116,14 +117,3 @@ def _hub_name(text: str, whole: str) -> HubName:
 
 def _is_revision(text: str) -> bool:
     return _REVISION.fullmatch(text) is not None and ".." not in text and "//" not in text and not text.endswith("/")
-
-
-def is_file_path(path: str) -> bool:
-    """Return whether a path of others is safe to create below a directory: relative, plain and of bounded length."""
-    parts = path.split("/")
-    return (
-        path.isprintable()
-        and "\\" not in path
-        and len(path.encode(errors="replace")) <= _LONGEST
-        and all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= 255 for part in parts)
-    )

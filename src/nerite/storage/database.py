@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import re
 import sqlite3
 import threading
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.core.errors import InvalidArgument, NeriteError, RefusedData, Unavailable
 
 _T = TypeVar("_T")
+_log = logging.getLogger("nerite.storage")
 _BUSY_SECONDS: Final = 30.0
 """How long a statement waits for another process that writes."""
 _PATIENCE: Final = {
@@ -33,8 +36,16 @@ _PATIENCE: Final = {
     "tcp_user_timeout": 30_000,
 }
 """How PostgreSQL's client notices that a host has vanished without a word, unless the location says otherwise."""
+_SAME_SECONDS: Final = 60.0
+"""Time after which a failure of the database is logged again."""
 _MIGRATION_LOCK: Final = 0x4E657269
 """Number of PostgreSQL's lock under which one server at a time creates tables."""
+_BINDING_ERRORS: Final = (OverflowError, TypeError, ValueError)
+"""What drivers raise for a parameter before it reaches the database; ``UnicodeEncodeError`` is a ``ValueError``."""
+_UNKNOWN_TYPES: Final = ("Error binding parameter", "cannot adapt type")
+"""How the drivers' ``ProgrammingError`` about a parameter begins; others are about statements and connections."""
+_TOO_LARGE: Final = "54000"
+"""PostgreSQL's code for a value that exceeds what an index or a row can hold."""
 _VERSIONS: Final = "CREATE TABLE IF NOT EXISTS schema_versions (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
 
 
@@ -53,25 +64,30 @@ class Schema(Protocol):
 class Transaction:
     """Statements that take effect together, or not at all."""
 
-    def __init__(self, connection: Any, *, numbered: bool) -> None:
-        """``numbered``: the connection is one of PostgreSQL."""
+    def __init__(
+        self, connection: Any, driver: Any, error_of: Callable[[Exception], NeriteError], *, numbered: bool
+    ) -> None:
+        """``error_of`` returns the error for one of the driver; ``numbered``: the connection is one of PostgreSQL."""
         self._connection = connection
+        self._errors: Final = (driver.Error, *_BINDING_ERRORS)
+        self._error_of = error_of
         self._numbered = numbered
 
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> int:
         """Execute a statement; return how many rows it has changed."""
-        with contextlib.closing(self._connection.cursor()) as cursor:
+        with self._cursor() as cursor:
             cursor.execute(self._text(statement), parameters)
             return int(cursor.rowcount)
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
         """Execute a statement once for each row of parameters."""
-        with contextlib.closing(self._connection.cursor()) as cursor:
+        rows = [*rows]  # what makes the rows may raise the same errors as the driver
+        with self._cursor() as cursor:
             cursor.executemany(self._text(statement), rows)
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
-        with contextlib.closing(self._connection.cursor()) as cursor:
+        with self._cursor() as cursor:
             cursor.execute(self._text(statement), parameters)
             found: list[tuple[Any, ...]] = cursor.fetchall()
             return found
@@ -81,6 +97,20 @@ class Transaction:
         found = self.rows(statement, parameters)
         return found[0] if found else None
 
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo the statements within, and only those, if anything raises: the transaction may go on then."""
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except Unavailable:  # the transaction is over
+            raise
+        except BaseException:
+            self.execute("ROLLBACK TO SAVEPOINT part")
+            self.execute("RELEASE SAVEPOINT part")
+            raise
+        self.execute("RELEASE SAVEPOINT part")
+
     def now(self) -> float:
         """Return the Unix time of the database, which is the same for all programs that use it."""
         if not self._numbered:  # a file, which programs on one machine use
@@ -88,6 +118,14 @@ class Transaction:
         found = self.row("SELECT EXTRACT(EPOCH FROM clock_timestamp())")
         assert found is not None
         return float(found[0])
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            try:
+                yield cursor
+            except self._errors as error:
+                raise self._error_of(error) from error
 
     def _text(self, statement: str) -> str:
         return postgres_text(statement) if self._numbered else statement
@@ -107,12 +145,15 @@ class Database:
         Raises ``InvalidArgument`` for a location that cannot be used, ``Unavailable`` for one that does not answer.
         """
         self.location = shown(location)
+        self._about = " and ".join(f"the database of the {schema.name}" for schema in schemas) or "the database"
         self._lock = threading.Lock()
         self._postgres = urlsplit(location).scheme in ("postgresql", "postgres")
         self._open = partial(_open_postgres if self._postgres else _open_sqlite, location)
-        self._connection, self._errors = self._open()
+        self._connection, self._driver = self._open()
+        self._opened = False
+        self._said: dict[str, float] = {}
+        """When each failure was logged last: work that succeeds beside does not end those of other work."""
         self._thread = ThreadPoolExecutor(1, "database")
-        self._schemas = schemas
         try:
             with self.transaction() as transaction:
                 for schema in schemas:
@@ -120,30 +161,54 @@ class Database:
         except BaseException:
             self.close()
             raise
+        self._opened = True
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Give statements that are committed together at the end, or undone if anything raises.
 
-        Raises ``Unavailable`` for what the database says.
+        Raises ``RefusedData`` for values that the database refuses whenever they are written, and ``Unavailable`` for
+        anything else that it says. Once it is open, errors say what the database is for, and the log where it is.
         """
         with self._lock:
             if self._postgres and self._connection.closed:
-                self._connection, self._errors = self._open()
+                self._open_again()
             try:
                 if not self._postgres:
                     self._connection.execute("BEGIN IMMEDIATE")
-                yield Transaction(self._connection, numbered=self._postgres)
+                yield Transaction(self._connection, self._driver, self._error_of, numbered=self._postgres)
                 self._connection.commit()
-            except self._errors as error:
+            except self._driver.Error as error:
                 self._undo()
-                raise Unavailable(f"the database {self.location} failed: {_line(error)}") from error
+                raise self._error_of(error) from error
             except BaseException:
                 self._undo()
                 raise
 
+    def _open_again(self) -> None:
+        try:
+            self._connection, self._driver = self._open()
+        except NeriteError as error:
+            raise self._failed(error.message) from error
+
+    def _error_of(self, error: Exception) -> NeriteError:
+        if refuses_value(self._driver, error):
+            return RefusedData(f"{self._about} refuses a value: {_line(error)}")
+        return self._failed(f"the database {self.location} failed: {_line(error)}")
+
+    def _failed(self, text: str) -> Unavailable:
+        """Return the error for a database that fails; ``text`` is for the operator alone."""
+        if not self._opened:
+            return Unavailable(text)
+        now = time.monotonic()
+        if now - self._said.get(text, -math.inf) >= _SAME_SECONDS:
+            self._said = {other: at for other, at in self._said.items() if now - at < _SAME_SECONDS}
+            self._said[text] = now
+            _log.error("%s", text)
+        return Unavailable(f"{self._about} does not answer; see the server's log")
+
     def _undo(self) -> None:
-        with contextlib.suppress(*self._errors):
+        with contextlib.suppress(self._driver.Error):
             self._connection.rollback()
 
     async def run(self, work: Callable[[Transaction], _T]) -> _T:
@@ -183,11 +248,21 @@ class Database:
 
 
 def shown(location: str) -> str:
-    """Return a location without its password."""
-    return re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1@", location)
+    """Return a location without its passwords."""
+    return re.sub(r"(?<=password=)[^&]*", "...", re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1@", location))
 
 
-def _open_sqlite(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def refuses_value(driver: Any, error: Exception) -> bool:
+    """Return whether a driver's error is about a value, and not about the database, the connection or a statement."""
+    return (
+        isinstance(error, (*_BINDING_ERRORS, driver.DataError, driver.IntegrityError))
+        or getattr(error, "sqlstate", None) == _TOO_LARGE
+        or (isinstance(error, driver.ProgrammingError) and str(error).startswith(_UNKNOWN_TYPES))
+    )
+
+
+def _open_sqlite(location: str) -> tuple[Any, Any]:
+    """Return a connection and the module of its driver, whose errors have the names of DB-API 2.0."""
     path = location.removeprefix("sqlite:///") if location.startswith("sqlite:") else location
     if "://" in path:
         raise InvalidArgument(
@@ -201,10 +276,10 @@ def _open_sqlite(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
         connection.execute("PRAGMA foreign_keys = ON")
     except (OSError, sqlite3.Error) as error:
         raise InvalidArgument(f"cannot open the database '{path}': {_line(error)}") from error
-    return connection, (sqlite3.Error,)
+    return connection, sqlite3
 
 
-def _open_postgres(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def _open_postgres(location: str) -> tuple[Any, Any]:
     try:
         import psycopg
     except ImportError:
@@ -212,7 +287,7 @@ def _open_postgres(location: str) -> tuple[Any, tuple[type[Exception], ...]]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(location)
         settings: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
-        return psycopg.connect(location, **settings), (psycopg.Error,)
+        return psycopg.connect(location, **settings), psycopg
     except psycopg.Error as error:
         raise Unavailable(f"cannot connect to the database {shown(location)}: {_line(error)}") from error
 

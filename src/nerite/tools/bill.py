@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.cli.command import UsageError, new_parser, show, show_json, show_table, status_of
+from nerite.cli.command import UsageError, complain, new_parser, show, show_json, show_table, status_of
 from nerite.core.errors import InvalidArgument
 from nerite.ledger.bill import COLUMNS, FOCUS_COLUMNS, Month, bill_lines, bill_rows, equation_rows, focus_rows, merged
+from nerite.ledger.dead_rows import DeadRow, count_dead_rows, dead_rows, write_again
 from nerite.ledger.prices import PriceList, read_prices
 from nerite.ledger.reconciliation import drop_charges, item_charges, reconcile, repeated_charges
 from nerite.ledger.tables import LONGEST_BATCH_DAYS, LedgerSchema, sum_up
@@ -33,6 +34,7 @@ Examples:
   nerite bill --ledger postgresql://nerite@db/ledger --prices prices.toml --format focus > november.csv
   nerite bill --ledger ledger.db --check
   nerite bill --ledger router.db --ledger server.db --reconcile
+  nerite bill --ledger ledger.db --set-aside
 """
 _FORMATS: Final = ("table", "csv", "json", "focus", "parquet")
 _MOST_SHOWN: Final = 50
@@ -76,6 +78,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="list the requests of which routers and servers have recorded different things, instead of billing",
     )
+    parser.add_argument(
+        "--set-aside",
+        action="store_true",
+        help="list the rows that the database has refused, which are in no bill, instead of billing",
+    )
+    parser.add_argument(
+        "--write-set-aside",
+        action="store_true",
+        help="write these rows again, with characters of names replaced that the database refuses, and exit",
+    )
     return parser
 
 
@@ -85,12 +97,18 @@ def _report(options: argparse.Namespace) -> int:
     if options.format == "focus" and options.prices is None:
         raise UsageError("a bill with FOCUS columns consists of costs: add --prices FILE")
     other = options.check or options.reconcile or options.sum_up_before is not None
+    other = other or options.set_aside or options.write_set_aside
     if options.output is not None and (other or options.format == "table"):
         raise UsageError("--output is for a bill as csv, json, focus or parquet: add --format, or remove it")
     if options.format == "parquet" and options.output is None:
         raise UsageError("Parquet is binary: name a file with --output")
     with ExitStack() as stack:
         databases = [_opened(location, stack) for location in options.ledger]
+        if options.set_aside:
+            _list_set_aside([row for each in databases for row in each.call(dead_rows)], options)
+            return 0
+        if options.write_set_aside:
+            return max([_write_set_aside(each) for each in databases])
         if not (options.check or options.reconcile):
             _charge_once(databases, month.times[0] if options.sum_up_before is None else 0.0)
         if options.sum_up_before is not None:
@@ -102,7 +120,10 @@ def _report(options: argparse.Namespace) -> int:
         if options.check:
             return max(_check(each.call(partial(equation_rows, month=month)), options) for each in databases)
         find = partial(bill_lines, prices=prices, month=month, tenant=options.tenant)
+        missing = sum(each.call(count_dead_rows) for each in databases)
         lines = merged((line for each in databases for line in each.call(find)), prices)
+    if missing:
+        complain("nerite bill", f"{missing} rows were set aside and are in no bill", "--set-aside lists them.")
     if options.format == "focus":
         _put(_csv(FOCUS_COLUMNS, focus_rows(lines, prices, month)), options.output)
         return 0
@@ -153,6 +174,38 @@ def _sum_up(database: Database, before: date) -> None:
     day = (before - date(1970, 1, 1)).days
     count, left = database.call(partial(sum_up, before_day=day, session=secrets.randbits(62)))
     show(f"{count} rows before {before} became {left}.")
+
+
+def _list_set_aside(rows: Sequence[DeadRow], options: argparse.Namespace) -> None:
+    """Show the rows that were set aside, in all ledgers and whatever the month."""
+    if options.format == "json":
+        show_json([each._asdict() | {"row": each.row._asdict()} for each in rows])
+        return
+    show(f"{len(rows)} rows were set aside.")
+    if rows:
+        shown = [
+            [
+                f"{session}/{row.number}",
+                *map(_escaped, (row.key.tenant, row.key.model)),
+                row.key.ending,
+                _escaped(reason),
+            ]
+            for session, row, reason in rows[:_MOST_SHOWN]
+        ]
+        show_table(("Row", "Tenant", "Model", "Ending", "Reason"), shown)
+        if len(rows) > _MOST_SHOWN:
+            show(f"{len(rows) - _MOST_SHOWN} more: --format json has them all.")
+
+
+def _escaped(text: str) -> str:
+    return ascii(text)[1:-1]
+
+
+def _write_set_aside(database: Database) -> int:
+    """Write the rows that were set aside; return 1 if some are refused again."""
+    written, left = database.call(write_again)
+    show(f"{written} rows were written, {left} are refused again.")
+    return int(left > 0)
 
 
 def _write(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

@@ -149,6 +149,8 @@ _MODULES: Final = {
 }
 """Module of each package whose module has a different name."""
 IMPORT_SECONDS: Final = 120
+_SOUND_PYTHON: Final = {(3, 11): (3, 11, 13), (3, 12): (3, 12, 11), (3, 13): (3, 13, 4)}
+"""By minor version, the first one in which the data filter of tar archives can be relied upon."""
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*(.*))?")
 _BOUND: Final = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
 
@@ -174,6 +176,7 @@ class MissingPackage(NamedTuple):
 def findings() -> Iterator[DoctorFinding]:
     """Yield findings about Python, the dependencies of Nerite, and its extras."""
     yield ok(f"nerite {nerite.__version__}, Python {platform.python_version()} in {sys.prefix}")
+    yield from of_python(sys.version_info[:3])
     try:
         requirements = list(parsed(metadata.requires(_OURS) or ()))
     except metadata.PackageNotFoundError:
@@ -187,6 +190,15 @@ def findings() -> Iterator[DoctorFinding]:
             yield from _imported(each.package)
     extras = [each for each in requirements if each.extra and each.extra not in _NOT_FOR_SERVING]
     yield from of_extras(extras, versions, broken({each.package for each in extras if versions[each.package]}))
+
+
+def of_python(version: tuple[int, int, int]) -> Iterator[DoctorFinding]:
+    """Yield a finding about a version of CPython with known vulnerabilities that concern servers of models."""
+    sound = _SOUND_PYTHON.get(version[:2], version)
+    if version < sound:
+        found, needed = (".".join(map(str, each)) for each in (version, sound))
+        text = f"Python {found} may unpack archives to places outside of their directory (CVE-2025-4517)"
+        yield warning(text, f"Install Python {needed} or newer. Nerite checks archives itself; other packages may not.")
 
 
 def of_core(requirements: Iterable[Requirement], versions: Mapping[str, str]) -> Iterator[DoctorFinding]:

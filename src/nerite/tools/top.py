@@ -142,6 +142,20 @@ def demand_text(look: ServerSample) -> str:
     )
 
 
+def background_text(look: ServerSample) -> str:
+    """Return which loops beside the requests are stalled, and which have set something aside; empty if none."""
+
+    def loops(metric: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for labels, value in look.metrics.samples(metric):
+            found[labels["loop"]] = found.get(labels["loop"], 0.0) + value
+        return {loop: value for loop, value in found.items() if value}
+
+    parts = [f"{loop} is stalled" for loop in loops("nerite_background_stalled")]
+    parts += [f"{loop} has set {_count(count)} aside" for loop, count in loops("nerite_background_set_aside").items()]
+    return f"BACKGROUND: {', '.join(parts)} (nerite background)" if parts else ""
+
+
 def _growth(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float]:
     if max(before.values(), default=0.0) > max(after.values(), default=0.0):  # the model was reloaded
         before = {}
@@ -448,11 +462,12 @@ class _Monitor:
         """Print the activity in one interval."""
         first = self._sample()
         time.sleep(self._options.interval)
-        activity = self._between(first, self._sample())
+        last = self._sample()
+        activity = self._between(first, last)
         if self._options.json:
             show_json([asdict(each) for each in activity])
         else:
-            show("\n".join(table(activity).lines))
+            show("\n".join(filter(None, (background_text(last), *table(activity).lines))))
 
     def run(self, server: str) -> None:
         """Show the full-screen view until the user quits."""
@@ -478,7 +493,7 @@ class _Monitor:
                             (size[0], size[1]),
                             self._sort,
                             lost,
-                            demand_text(after),
+                            "; ".join(filter(None, (background_text(after), demand_text(after)))),
                         )
                     )
                 pressed = keyboard.key(self._options.interval)

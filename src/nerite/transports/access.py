@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from nerite.admission.policy import EVERYBODY, IDLE, AdmissionPolicy
+from nerite.admission.policy import IDLE, AdmissionPolicy
 from nerite.balancing.response_ids import TAG_HEADER
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked
 from nerite.core.errors import InvalidArgument, Restricted
 from nerite.core.execution_observer import REQUEST_ID
-from nerite.core.request import NAME, Caller, IdempotencyKey
+from nerite.core.request import EVERYBODY, NAME, Caller, IdempotencyKey
 from nerite.core.response import Parameter
 from nerite.core.text import MAX_VALUE
 from nerite.transports.http import reply
@@ -318,3 +318,15 @@ def key_refusal(locks: Mapping[str, Lock], category: str, head: RequestHead) -> 
     if lock.opens(None if given is None else header_bytes_of(given)):
         return None
     return reply.error_reply(Restricted(f"This API is restricted, expecting header '{lock.header}'"), reply.PLAIN)
+
+
+def operator_refusal(locks: Mapping[str, Lock], category: str, head: RequestHead, remedy: str) -> Reply | None:
+    """Return the error reply for a request about all tenants that lacks the operator's key; None if it may pass.
+
+    That is the key of the category. Without one nobody may, and ``remedy`` says how to set it; an empty ``remedy`` says
+    that there are no tenants, and anybody may.
+    """
+    if category in locks or not remedy:
+        return key_refusal(locks, category, head)
+    text = f"This concerns all tenants, and nobody may ask for it until there is a key for operators: {remedy}"
+    return reply.error_reply(Restricted(text), reply.PLAIN)

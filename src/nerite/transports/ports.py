@@ -20,6 +20,7 @@ from nerite.transports import tcp
 from nerite.transports.access import Callers, KeyFile
 from nerite.transports.clouds import SagemakerModels, SagemakerRouter, SagemakerService, VertexRouter, default_model
 from nerite.transports.engine_load import LoadSource
+from nerite.transports.http.background import write_background_metrics
 from nerite.transports.http.console import Console, HistorySampler, log_refusal
 from nerite.transports.http.handler import HttpHandler
 from nerite.transports.http.item_submission import ItemSubmission
@@ -184,8 +185,9 @@ class ServerPorts:
         return {name: each.open_connections for name, each in self._listeners.items()}
 
     def write_metrics(self, page: Page) -> None:
-        """Write the metrics of connections and transport limits."""
+        """Write the metrics of connections, transport limits, and what runs beside the requests."""
         page.write(METRICS, [METRICS.row(self)])
+        write_background_metrics(self._server.loops, page)
         self._bounds.write_metrics(page)
         if self._fronts is not None:
             self._fronts.write_metrics(page)

@@ -37,6 +37,7 @@ output_tokens_per_minute = 600
 output_tokens_burst = 100
 concurrency = 4
 retry_fraction = 0.25
+sequence_share = 0.5
 [default]
 requests_per_minute = 60
 [llms."*"]
@@ -59,6 +60,7 @@ def test_what_a_file_says() -> None:
     ]
     acme = policy.tenants["acme"]
     assert (acme.level, acme.weight, acme.concurrency, acme.retry_fraction) == ("high", 3, 4, 0.25)
+    assert (acme.sequence_share, policy.everybody.sequence_share) == (0.5, 0.75)
     assert (acme.input_tokens, acme.output_tokens, acme.requests) == (
         RateLimit(1000, 1000),
         RateLimit(600, 100),
@@ -137,6 +139,7 @@ def test_an_empty_file_limits_queues_alone() -> None:
         ("tenants.t.wieght = 2", "p:1: tenants.t.wieght: is not known. Did you mean weight?"),
         ("tenants = {t = {wieght = 2}}", "p:1: tenants.t.wieght: is not known. Did you mean weight?"),
         ("[tenants.t]\nretry_fraction = 2", "p:2: tenants.t.retry_fraction: must be a number from 0 to 1"),
+        ("[tenants.t]\nsequence_share = 0", "p:2: tenants.t.sequence_share: must be a number above 0, 1 at most"),
         ("[tenants.t]\nkeys = 'secret'", "p:2: tenants.t.keys: must be a list of non-empty strings"),
         (
             "[tenants.t]\nkeys = ['a', 'sha256:b']",

@@ -143,6 +143,74 @@ def test_an_archive_that_reaches_outside(tmp_path: Path) -> None:
     assert environments.list_environments(environments.environments_folder()) == []
 
 
+def entry(name: str, link: str = "", kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    """A link to ``link``, or a file without it."""
+    made = tarfile.TarInfo(name)
+    if link:
+        made.type, made.linkname = kind, link
+    return made
+
+
+def directory(name: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type = tarfile.DIRTYPE
+    return made
+
+
+def beyond_any_path() -> list[tarfile.TarInfo]:
+    """The archive of CVE-2025-4517: the path that a link means is too long to be resolved by older Pythons."""
+    long, members, at = "d" * 247, [], ""
+    for letter in "abcdefghijklmnop":
+        members += [directory(f"{at}{long}"), entry(f"{at}{letter}", long)]
+        at += f"{letter}/"
+    chain = "/".join("abcdefghijklmnop")
+    members.append(entry(f"{chain}/{'l' * 254}", "../" * 16))
+    return [*members, entry("escape", f"{chain}/{'l' * 254}/../../outside")]
+
+
+HARD = tarfile.LNKTYPE
+LEADS_OUT = {
+    "a long path": beyond_any_path(),
+    "a link up": [entry("l", "..")],
+    "a link up from below": [directory("d"), entry("d/l", "../..")],
+    "a link through a link": [directory("a/b"), entry("a/l", "b"), entry("m", "a/l/../../x")],
+    "a file behind a link": [directory("a"), entry("l", "a"), entry("l/file")],
+    "a file in place of a link": [entry("l", "a"), entry("l")],
+    "a link to a link": [directory("a/b"), entry("a/b/l", "../.."), entry("l", "a/b/l", HARD)],
+    "a link to what comes later": [entry("l", "a/b/m", HARD), entry("a/b/m", "../..")],
+    "an absolute link": [entry("l", "/etc")],
+    "an absolute hard link": [entry("l", "/etc/passwd", HARD)],
+}
+
+
+@pytest.mark.parametrize("how", LEADS_OUT)
+@pytest.mark.parametrize("trusting", [False, True])
+def test_links_that_may_lead_out(how: str, trusting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused, also where Python's own filter finds nothing wrong."""
+    if trusting:
+        monkeypatch.setattr(tarfile, "data_filter", lambda member, _target: member)
+    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
+        for member in LEADS_OUT[how]:
+            tar.addfile(member)
+    assert "cannot be unpacked: " in refusal(tmp_path, tmp_path / "bad.tar")
+    assert environments.list_environments(environments.environments_folder()) == []
+
+
+def test_links_of_environments(tmp_path: Path) -> None:
+    lib = program(tmp_path / "env").parent.parent / "lib"
+    (lib / "deep").mkdir(parents=True)
+    (lib / "libz.so.1").write_text("z")
+    (lib / "libz.so").symlink_to("libz.so.1")
+    (lib / "deep" / "libz.so").symlink_to("../libz.so")
+    (lib.parent / "lib64").symlink_to("lib")
+    (lib / "hard").hardlink_to(lib / "libz.so.1")
+    interpreter = find_interpreter(asking_for(tmp_path, packed(tmp_path / "env", tmp_path / "env.tar.gz")))
+    assert interpreter is not None
+    found = interpreter.parent.parent
+    names = ("lib/libz.so", "lib/deep/libz.so", "lib64/libz.so", "lib/hard")
+    assert [(found / name).read_text() for name in names] == ["z"] * 4
+
+
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])
 def test_no_archive(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from pools import SECOND, answered, drain, load_of, picked, pool, prompt, sent
@@ -18,7 +19,7 @@ def document(number: int) -> bytes:
     return SYSTEM + b"Document %d. " % number * 400
 
 
-def sequence(name: str, **fields: bool) -> RoutedRequest:
+def sequence(name: str, **fields: Any) -> RoutedRequest:
     return RoutedRequest("stateful", sequence=name, **fields)
 
 
@@ -254,6 +255,33 @@ def test_sequences_are_bounded_and_idle_ones_forgotten() -> None:
     sent(balancer, sequence("s3", sequence_start=True), 11 * SECOND)
     assert balancer.sequences == 3
     assert refusal(balancer, sequence("s4"), 11 * SECOND).status == 429
+
+
+def test_a_tenants_sequence_is_not_anothers() -> None:
+    """Who begins or ends one with the same name elsewhere moves nobody's."""
+    balancer = pool(8)
+    owners = ("alice", "bob", "default")
+    places = {owner: sent(balancer, sequence("42", sequence_start=True, tenant=owner)).member for owner in owners}
+    assert len(set(places.values())) > 1
+    assert balancer.sequences == 3
+    answered(balancer, sent(balancer, sequence("42", sequence_end=True, tenant="bob")))
+    assert balancer.sequences == 2
+    balancer.set_ready(places["alice"].name, False)
+    assert refusal(balancer, sequence("42", tenant="alice")).status == 503
+    assert picked(balancer, sequence("42", tenant="bob")).member != places["alice"]
+
+
+def test_a_tenant_leaves_room_for_sequences_of_others() -> None:
+    balancer = pool(2, PoolPolicy(max_sequences=4, sequence_idle=10.0))
+    for number in range(3):
+        sent(balancer, sequence(f"s{number}", sequence_start=True, tenant="bob"))
+    found = refusal(balancer, sequence("s3", sequence_start=True, tenant="bob"))
+    assert found.text == "pool 'p' has 3 sequences of tenant 'bob', the share of max-sequences for one"
+    sent(balancer, sequence("s3", sequence_start=True, tenant="alice"))
+    answered(balancer, sent(balancer, sequence("s0", sequence_end=True, tenant="bob")))
+    sent(balancer, sequence("s3", sequence_start=True, tenant="bob"))
+    sent(balancer, sequence("s4", sequence_start=True, tenant="bob"), 11 * SECOND)
+    assert balancer.sequences == 1, "idle ones are forgotten, with their tenants"
 
 
 def test_a_sequence_that_ends_without_an_answer_is_still_known() -> None:

@@ -138,3 +138,22 @@ def test_an_answer_of_several_lines_stays_json() -> None:
     text = answer_line("batch_req_1", "item-1", 200, "", b'{\r\n  "text": "a\\nb",\n  "n": 12345678901234567890123\n}')
     assert b"\n" not in text
     assert json.loads(text)["response"]["body"] == {"text": "a\nb", "n": 12345678901234567890123}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/v2/models/zz ABC\r\nX-Nerite-Tenant: bob\r\nX-Injected: 1\r\n\r\n/infer",
+        "/v2/models/a b/infer",
+        "/v2/models/a?b/infer",
+        "/v2/models/a#b/infer",
+        "/v2/models/a%2fb/infer",
+        "/v2/models/a\u2028b/infer",
+        "/v2/models/a\0b/infer",
+        "/v2/models/ä/infer",
+    ],
+)
+def test_a_url_has_nothing_that_means_something_else_on_the_wire(url: str) -> None:
+    assert not is_endpoint(url)
+    line = json.dumps({"custom_id": "a", "url": url, "body": {}}).encode()
+    assert read_items(io.BytesIO(line)).mistakes[0].code == "invalid_url"

@@ -142,6 +142,7 @@ def test_the_table_has_all_of_tritons_flags_and_ours() -> None:
         "demand-max-waiting",
         "ledger",
         "router-key-file",
+        "webhook-allowed-host",
         "rollout-state",
         "rollout-baseline",
         "openai-strict",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core.client_text import check_document, checked
+from nerite.core.client_text import check_document, checked, target_error
 from nerite.core.errors import InvalidArgument
 
 BAD = b"a\xff".decode(errors="surrogateescape")
@@ -79,3 +79,23 @@ def test_among_too_many_members_a_wrong_one_is_not_looked_for() -> None:
     check_document({"numbers": [1] * 200_000, "texts": ["x"] * 90_000, "lists": [[]] * 90_000})
     with pytest.raises(InvalidArgument, match="more than 20000 members outside input data"):
         check_document({"texts": [[]] * 30_000 + ["\udcff"]})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v2", "/v1/chat/completions", "/v2/models/a%20b/infer", "/v2/models/m.1-x/versions/3",
+     "/v1/models/caf%C3%A9", "/v1/files/...", "/v1/files/a..b", "/v1/files/%2e%2e%2e", "/v1/a~b!c$&'()*+,;=:@"],
+)  # fmt: skip
+def test_a_path_that_everybody_reads_alike(path: str) -> None:
+    assert target_error(path) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "v1/x", "//", "/v1//x", "/v1/x/", "/./x", "/v1/.", "/v1/..", "/v1/../x", "/v1/..;a/x", "/v1/%2e%2E/x",
+     "/v1/.%2e/x", "/v1/%2e", "/v1/a%2fb", "/v1/a%2Fb", "/v1/a%5cb", "/v1/a\\b", "/v1/%00", "/v1/%0d%0a", "/v1/%1F",
+     "/v1/%7f",     "/v1/a b", "/v1/a\r\nX: 1", "/v1/a\tb", "/v1/a\0", "/v1/a\x7f", "/v1/caf\xe9", "/v1/a?b", "/v1/a#b",
+     "/v1/x\n", "/v1/..\n"],
+)  # fmt: skip
+def test_a_path_that_servers_may_read_otherwise(path: str) -> None:
+    assert target_error(path)

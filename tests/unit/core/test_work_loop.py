@@ -122,11 +122,27 @@ def test_a_loop_with_work_that_does_not_advance_is_stalled(clock: Clock) -> None
         raise Unavailable("the disk is full")
     loops.watch()
     assert loop.problem == "nothing has advanced for 31s while 3 wait: claims: the disk is full"
-    assert loops.obstacle == f"batches is stalled: {loop.problem}"
+    assert loops.obstacle == "batches is stalled"
     with loop.unit("a"):
         pass
     loops.watch()
     assert loop.problem == loops.obstacle == ""
+
+
+def test_a_stall_is_logged_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="nerite.background")
+    loop = WorkLoop("batches", clock=clock)
+    for _ in range(1200):
+        clock.now += 1
+        loop.watch()
+    assert [record.getMessage() for record in caplog.records] == [
+        "batches is stalled: nothing has advanced for 30s while 1 wait",
+        "batches is stalled: nothing has advanced for 10m30s while 1 wait",
+    ]
+    loop.advanced()
+    loop.watch()
+    loop.watch()
+    assert [record.getMessage() for record in caplog.records[2:]] == ["batches makes progress again"]
 
 
 def test_restarts_without_progress_are_no_progress(clock: Clock) -> None:

@@ -94,13 +94,19 @@ class Model:
         return instance
 
     def ask(self, sequence: int, start: bool, end: bool, timeout_us: int) -> None:
-        outer = request(sink=self.caller, arrived_ns=self.loop.now_ns, timeout_us=timeout_us)
+        fields = {
+            "sequence_id": 0 if self.kind in ITERATIVE else sequence,
+            "sequence_start": start,
+            "sequence_end": end,
+        }
+        alone = self.kind.startswith("any")
+        outer = request(
+            sink=self.caller, arrived_ns=self.loop.now_ns, timeout_us=timeout_us, **({} if alone else fields)
+        )
         self.asked.append(outer)
-        if self.kind.startswith("any"):
+        if alone:
             self.dispatcher.submit(outer)
             return
-        outer.header.sequence_id = 0 if self.kind in ITERATIVE else sequence
-        outer.header.sequence_start, outer.header.sequence_end = start, end
         self.dispatcher.submit(SequenceRequest(outer))
         if outer.finished and isinstance(self.caller.of(outer)[0].error, InvalidArgument):
             self.mistakes += 1

@@ -165,8 +165,7 @@ class World:
         caller = FaultyCaller(self.faults)
         of = header(1, priority=number % 3 + 1 if self.kind == "priorities" else 0)
         if self.kind in ("direct", "oldest"):
-            of.sequence_id, of.sequence_start = sequence + 1, number % 2 == 0
-            of.sequence_end = number % 5 == 0
+            of = header(1, sequence_id=sequence + 1, sequence_start=number % 2 == 0, sequence_end=number % 5 == 0)
         request = InferenceRequest(of, [bytes(4)], caller, self.loop.now_ns)
         self.asked.append((request, caller))
         self.of.submit(SequenceRequest(request) if self.kind in ("direct", "oldest") else request)
@@ -295,8 +294,7 @@ def test_a_request_that_cannot_be_sent_fails_alone(kind: str) -> None:
     callers = [FaultyCaller(faults) for _ in range(3)]
     requests = []
     for number, caller in enumerate(callers):
-        asked = header()
-        asked.sequence_id, asked.sequence_start = number + 1, sequences
+        asked = header(sequence_id=number + 1, sequence_start=sequences)
         requests.append(InferenceRequest(asked, [bytes(4)], caller, 0))
     instance.poison = requests[1]
     before = internal_errors.counts["dispatcher"]

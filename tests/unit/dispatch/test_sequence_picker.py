@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,14 @@ class Bench:
         self.admission: Shedder
 
     def start(
-        self, instances: int = 1, slots: int = 2, *, preserve_ordering: bool = False, delay_us: int = 0, **batching: Any
+        self,
+        instances: int = 1,
+        slots: int = 2,
+        *,
+        preserve_ordering: bool = False,
+        delay_us: int = 0,
+        share_of: Callable[[str], float] | None = None,
+        **batching: Any,
     ) -> Dispatcher:
         """Sequences may be idle for 10 ms. The model is told of a correlation id that is a number.
 
@@ -75,6 +82,7 @@ class Bench:
             batching=BatchingRules(slots) if preserve_ordering else None,
             max_delay_us=delay_us,
             min_utilization=1.0 if delay_us else 0.0,
+            share_of=share_of,
         )
         picker = SequencePicker(config, SequenceInputs(config, Path()), rules)
         self.instances = [FakeInstance(f"model_{number}") for number in range(instances)]
@@ -91,10 +99,7 @@ class Bench:
         return self.of
 
     def ask(self, sequence_id: int | str, *, start: bool = False, end: bool = False, rows: int = 1) -> InferenceRequest:
-        outer = request(rows, sink=self.caller)
-        outer.header.sequence_id = sequence_id
-        outer.header.sequence_start = start
-        outer.header.sequence_end = end
+        outer = request(rows, sink=self.caller, sequence_id=sequence_id, sequence_start=start, sequence_end=end)
         self.of.submit(SequenceRequest(outer))
         self.loop.settle()
         return outer
@@ -396,3 +401,13 @@ def test_a_turn_that_is_not_the_last_takes_nothing_out_of_the_queue(bench: Bench
         bench.loop.settle()
     bench.ask(0)
     assert bench.admission.executed == 0
+
+
+def test_ids_that_are_assigned_cannot_be_guessed_where_there_are_tenants(bench: Bench) -> None:
+    """A model that keeps what it has of a request by its id would mix it with another tenant's."""
+    bench.start(slots=2, iterative_sequence=True, share_of=lambda _: 1.0)
+    bench.ask(0)
+    batch = bench.instances[0].batch
+    assert batch is not None
+    assert isinstance(assigned := batch[0].header.sequence_id, int)
+    assert assigned > 2**32

@@ -18,7 +18,7 @@ from nerite.dispatch.dispatcher import Dispatcher
 from nerite.dispatch.instance_picker import AnyInstancePicker
 from nerite.instances.instance import Batch
 from nerite.ledger.meter import MeterSession, VersionMeter
-from nerite.ledger.row import Ending, LedgerRow
+from nerite.ledger.row import Ending, LedgerRow, WallClock
 from nerite.ledger.stage import LedgerStage, MeteredLeases
 from nerite.observability.statistics import VersionStatistics
 from nerite.scheduling.decider import BatchingRules
@@ -43,8 +43,8 @@ class Metered:
         self.instance = instance
         self.loop = FakeLoop()
         loop: Any = self.loop
-        wall_ns = time.time_ns() - time.monotonic_ns()
-        session = MeterSession(self.rows.append, self.rows.append, itertools.count(1), wall_ns, lambda _: "")
+        wall = WallClock(time.time_ns() - time.monotonic_ns())
+        session = MeterSession(self.rows.append, self.rows.append, itertools.count(1), wall, lambda _: "")
         self.meter = VersionMeter("model", "1", session)
         self.meter.opened(instance, time.monotonic_ns())
         self.dispatcher = Dispatcher(

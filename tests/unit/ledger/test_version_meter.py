@@ -19,7 +19,7 @@ from nerite.core.model_calls import ChildRequest
 from nerite.core.request import NOBODY, Assignment, Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.ledger.meter import MeterSession, RequestAccount, VersionMeter
-from nerite.ledger.row import Ending, LedgerRow, Origin, summed
+from nerite.ledger.row import Ending, LedgerRow, Origin, WallClock, summed
 
 
 class Meter:
@@ -27,8 +27,9 @@ class Meter:
 
     def __init__(self, instances: int = 1, *, engine: bool = False) -> None:
         self.rows: list[LedgerRow] = []
+        self.wall = WallClock(0)
         session = MeterSession(
-            self.rows.append, self.rows.append, itertools.count(1), 0, lambda caller: f"class of {caller.tenant}"
+            self.rows.append, self.rows.append, itertools.count(1), self.wall, lambda who: f"class of {who.tenant}"
         )
         self.of = VersionMeter("model", "1", session)
         self.instances = [FakeInstance(f"model_{number}") for number in range(instances)]
@@ -354,3 +355,23 @@ def test_ids_of_items_are_believed_of_routers_and_the_server_itself(trusted: boo
             answer(each)
     assert [row.request_id for row in meter.rows] == [attempt if trusted else "", "ff-1"]
     assert [row.request_id for row in step.rows] == [attempt if trusted else "", ""]
+
+
+def test_rows_and_times_follow_the_clock_of_the_machine_after_it_was_set() -> None:
+    meter = Meter()
+    hour, day = 3600 * 10**9, 86_400 * 10**9
+    meter.wall.offset_ns = day + hour
+    meter.run([meter.ask(arrived=0)], 0, 10**9)
+    (before,) = meter.of.times(10**9)
+    meter.wall.offset_ns += 2 * hour
+    for request in (asked := [meter.ask(arrived=10**9)]):
+        meter.run(asked, 10**9, 2 * 10**9)
+        request.respond(OK)
+    (after,) = meter.of.times(2 * 10**9)
+    assert meter.rows[-1].started == (day + 3 * hour) / 1e9 + 1
+    assert (before.number, before.day) == (after.number, after.day) == (before.number, 1)
+    assert after.until - after.since == 2.0, "the time of the instance is not that of the clock that was set"
+    meter.wall.offset_ns = hour  # a day back: the time of the day before is a row of its own
+    (back,) = meter.of.times(4 * 10**9)
+    assert (back.day, back.until - back.since, back.idle_ns) == (0, 2.0, 2 * 10**9)
+    assert back.number != after.number

@@ -32,12 +32,12 @@ class Client:
     def __init__(self) -> None:
         self.went_on: list[str] = []
         self.told: list[NeriteError] = []
-        self.wanted: list[tuple[str, int | None]] = []
+        self.wanted: list[tuple[str, dict[str, int]]] = []
         self.ended = asyncio.Event()
 
     def waits(self, seconds: float = 60.0, most: int = 100) -> LoadWaits:
         made = LoadWaits(seconds, most)
-        made.on_wanted = lambda model, order: self.wanted.append((model, order))
+        made.on_wanted = lambda model, claims: self.wanted.append((model, dict(claims)))
         made.order_of = lambda caller: 0 if caller is None else int(caller.wanted_class or 0)
         made.obstacle_to = lambda model: "its load has not ended"
         return made
@@ -46,8 +46,10 @@ class Client:
         self.told.append(error)
         self.ended.set()
 
-    def hold(self, waits: LoadWaits, name: str = "", order: int = 0, absent: NotLoaded = ABSENT) -> None:
-        caller = Caller("t", str(order))
+    def hold(
+        self, waits: LoadWaits, name: str = "", order: int = 0, absent: NotLoaded = ABSENT, tenant: str = "t"
+    ) -> None:
+        caller = Caller(tenant, str(order))
         waits.hold(absent, caller, monotonic_ns(), lambda: self.went_on.append(name), self.give_up)
 
 
@@ -57,12 +59,39 @@ async def test_the_best_class_goes_on_first_and_within_a_class_whoever_came_firs
     waits = client.waits()
     for name, order in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
         client.hold(waits, name, order)
-    assert client.wanted == [("m", 2), ("m", 1)], "the load is asked for once, and again for a better class"
+    assert client.wanted == [("m", {"t": 2}), ("m", {"t": 1})], (
+        "the load is asked for once, and again for a better class"
+    )
     waits.offer(lambda model: False)
     assert client.went_on == []
     waits.offer(lambda model: True)
     assert client.went_on == ["b", "d", "a", "c"]
-    assert (len(waits), client.wanted[-1]) == (0, ("m", None))
+    assert (len(waits), client.wanted[-1]) == (0, ("m", {}))
+
+
+@on_loop
+async def test_a_load_is_asked_for_again_for_each_tenant() -> None:
+    client = Client()
+    waits = client.waits()
+    for tenant, order in (("alice", 1), ("alice", 1), ("bob", 2), ("bob", 1)):
+        client.hold(waits, order=order, tenant=tenant)
+    assert client.wanted == [("m", {"alice": 1}), ("m", {"alice": 1, "bob": 2}), ("m", {"alice": 1, "bob": 1})]
+
+
+@on_loop
+async def test_a_tenant_takes_no_more_places_than_others_while_they_need_them() -> None:
+    client = Client()
+    waits = client.waits(most=10)
+    for number in range(15):
+        client.hold(waits, f"alice {number}", tenant="alice")
+    assert len(client.told) == 5, "one alone may have all places, and no more"
+    for number in range(8):
+        client.hold(waits, f"bob {number}", tenant="bob")
+    waits.offer(lambda model: True)
+    assert client.went_on == [*(f"alice {number}" for number in range(5)), *(f"bob {number}" for number in range(5))]
+    assert (
+        str(client.told[5]) == "model 'm' is not loaded, and 10 requests, most of them of this client, wait for models"
+    )
 
 
 @on_loop
@@ -102,7 +131,7 @@ async def test_a_wait_has_an_end() -> None:
     (error,) = client.told
     assert isinstance(error, Unavailable)
     assert error.message == ("model 'm' was not loaded within 0.01 s (--demand-wait-seconds): its load has not ended")
-    assert client.wanted[-1] == ("m", None)
+    assert client.wanted[-1] == ("m", {})
 
 
 @on_loop
@@ -140,7 +169,7 @@ async def test_a_cancelled_request_waits_no_longer_and_ends_once() -> None:
     waits.fail("m", Unavailable("late"))
     assert [type(error) for error in answers.taken] == [Cancelled]
     assert went_on == []
-    assert client.wanted == [("m", 0), ("m", None)]
+    assert client.wanted == [("m", {"": 0}), ("m", {})]
 
 
 @on_loop

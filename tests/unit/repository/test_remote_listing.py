@@ -21,7 +21,7 @@ def test_files_and_directories() -> None:
     assert listing.directories == ("1", "2", "configs")
 
 
-@pytest.mark.parametrize("path", ["../other", "1/../../x", "1//x", "./x", "1/."])
+@pytest.mark.parametrize("path", ["../other", "1/../../x", "1//x", "./x", "1/.", "a\0b", "a\nb", "a\\..\\b", "a" * 256])
 def test_names_that_no_file_can_have(path: str) -> None:
     with pytest.raises(ValueError, match="is not a valid file name"):
         listing_of([file(path)])
@@ -30,6 +30,11 @@ def test_names_that_no_file_can_have(path: str) -> None:
 def test_a_file_with_others_below_it() -> None:
     with pytest.raises(ValueError, match="is a file, but other objects are below it"):
         listing_of([file("1"), file("1/model.py")])
+
+
+def test_a_name_that_is_listed_twice() -> None:
+    with pytest.raises(ValueError, match="lists the object 'models/m/a' twice"):
+        listing_of([file("a"), file("b"), file("a")])
 
 
 @pytest.mark.parametrize("change", [{"etag": "other"}, {"size": 2}, {"key": "models/m/other"}])

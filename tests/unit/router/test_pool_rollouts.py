@@ -16,7 +16,7 @@ from nerite.config.rollout_spec import RolloutSpec, WhenLost
 from nerite.rollouts.fleet_order import FleetOrder
 from nerite.rollouts.rollout import RolloutReason, RolloutState
 from nerite.rollouts.run import RolloutRun
-from nerite.rollouts.webhook import Webhooks
+from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.router.http_members import HttpMembers, MemberAnswer
 from nerite.router.pool_rollouts import PoolRollout
 from nerite.router.pools import RouterPool
@@ -59,7 +59,9 @@ class World:
         self.pool.set_members([Member(name, f"{name}:80") for name in self.members.servers])
 
     def router(self, spec: RolloutSpec = SPEC, when_lost: WhenLost = WhenLost.HOLD) -> PoolRollout:
-        return PoolRollout(self.pool, RolloutSettings({"m": spec}, when_lost), "m", self.members, Webhooks())
+        return PoolRollout(
+            self.pool, RolloutSettings({"m": spec}, when_lost), "m", self.members, Webhooks(WebhookClient())
+        )
 
     @property
     def states(self) -> list[tuple[str, float]]:

@@ -128,6 +128,17 @@ def test_a_sequence_stays_on_its_arm_when_weights_change_until_it_ends() -> None
     assert entry.arm(head(sequence_id=8, sequence_start=True)) == "2"
 
 
+def test_the_sequence_of_one_tenant_does_not_move_that_of_another() -> None:
+    entry = Entry()
+    entry.route(1, 0)
+    alice, bob = Caller("alice"), Caller("bob")
+    assert entry.arm(head(sequence_id=7, sequence_start=True, caller=alice)) == "1"
+    entry.route(0, 1)
+    assert entry.arm(head(sequence_id=7, sequence_start=True, caller=bob)) == "2"
+    assert entry.arm(head(sequence_id=7, sequence_end=True)) == "2"
+    assert entry.arm(head(sequence_id=7, caller=alice)) == "1"
+
+
 def test_a_sequence_whose_arm_is_gone_goes_where_it_is_told_that_it_has_not_begun() -> None:
     entry = Entry()
     entry.route(1, 0)

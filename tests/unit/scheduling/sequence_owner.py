@@ -7,27 +7,37 @@ from dataclasses import dataclass, field
 
 from doubles import request
 from nerite.core.errors import InvalidArgument, NeriteError
+from nerite.core.request import Caller, SequenceKey
 from nerite.scheduling.sequence import RequestSequence, SequenceRequest, SequenceRules, SlotBatch
 from nerite.scheduling.sequence_batcher import SequenceBatcher
 
 US = 1000
 
 
+def half(_tenant: str) -> float:
+    """Return a share."""
+    return 0.5
+
+
 def asked(
-    sequence_id: int | str, *, start: bool = False, end: bool = False, timeout_us: int = 0, key: object = None
+    sequence_id: int | str,
+    *,
+    start: bool = False,
+    end: bool = False,
+    timeout_us: int = 0,
+    key: object = None,
+    tenant: str = "",
 ) -> SequenceRequest:
-    outer = request(timeout_us=timeout_us, key=key)
-    outer.header.sequence_id = sequence_id
-    outer.header.sequence_start = start
-    outer.header.sequence_end = end
-    return SequenceRequest(outer)
+    caller = Caller(tenant) if tenant else None
+    fields = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end, "caller": caller}
+    return SequenceRequest(request(timeout_us=timeout_us, key=key, **fields))
 
 
 @dataclass(eq=False)
 class Conversation:
     """What one START began, by the books of a client: it is open until END, or until something of it was refused."""
 
-    id: int | str
+    key: SequenceKey
     sequence: RequestSequence
     waiting: list[SequenceRequest] = field(default_factory=list)
     open: bool = True
@@ -46,6 +56,7 @@ class Owner:
         self.now = 0
         self.stopping = False
         self.up: set[str] = set()
+        self.most = 0
         self.leaving: set[str] = set()
         self.running: dict[str, list[SequenceRequest]] = {}
         self.conversations: list[Conversation] = []
@@ -56,16 +67,16 @@ class Owner:
         for number in range(instances):
             self.come(f"model_{number}")
 
-    def current(self, sequence_id: int | str) -> Conversation | None:
-        """The open conversation with an id."""
+    def current(self, key: SequenceKey) -> Conversation | None:
+        """The open conversation with a key."""
         for each in reversed(self.conversations):
-            if each.id == sequence_id:
+            if each.key == key:
                 return each if each.open else None
         return None
 
     def offer(self, each: SequenceRequest) -> NeriteError | None:
         self.expire()
-        current = self.current(each.header.sequence_id)
+        current = self.current(each.sequence_key)
         refusal = self.batcher.offer(each, self.now)
         if current is None and not each.starts:
             assert isinstance(refusal, InvalidArgument)
@@ -73,7 +84,7 @@ class Owner:
             return refusal
         assert refusal is None
         if current is None:
-            current = Conversation(each.header.sequence_id, each.sequence)
+            current = Conversation(each.sequence_key, each.sequence)
             self.conversations.append(current)
         current.waiting.append(each)
         current.rested_at = None
@@ -94,6 +105,7 @@ class Owner:
             started[instance] = batch
             self.batches += 1
         assert sum(self.batcher.releases.values()) == self.batches, "each began for a reason"
+        self._shares_kept()
         self._nothing_forgotten()
         return started
 
@@ -108,7 +120,7 @@ class Owner:
             talk = self.of[each]
             assert talk.waiting[0] is each, "in order"
             assert talk.running is None, "one at a time"
-            earlier = [other for other in self.conversations[: self.conversations.index(talk)] if other.id == talk.id]
+            earlier = [other for other in self.conversations[: self.conversations.index(talk)] if other.key == talk.key]
             assert not any(other.waiting or other.running for other in earlier), "after what was before"
             if talk.instance is None:
                 assert each.starts
@@ -123,6 +135,13 @@ class Owner:
         on_it = [talk for talk in self.conversations if talk.instance == instance]
         assert sum(talk.open or bool(talk.waiting) or talk.running is not None for talk in on_it) <= self.rules.slots
         self.running[instance] = real
+
+    def _shares_kept(self) -> None:
+        """No tenant has more slots than its share."""
+        if self.rules.share_of is not None and not self.stopping:
+            held = Counter({talk.sequence: talk.sequence.tenant for talk in self._seated()}.values())
+            for tenant, count in held.items():
+                assert count <= max(1, self.rules.share_of(tenant) * self.rules.slots * self.most)
 
     def _nothing_forgotten(self) -> None:
         """Nobody waits for a sequence that has an instance with nothing to do."""
@@ -149,6 +168,7 @@ class Owner:
 
     def come(self, instance: str) -> None:
         self.up.add(instance)
+        self.most = max(self.most, len(self.up))
         self.batcher.add_instance(instance)
 
     def die(self, instance: str) -> None:
@@ -224,10 +244,10 @@ class Owner:
             talk.open = False
             self._forget_if_over(talk)
         if self.stopping and self.up:
-            # What follows a sequence that has its id is not looked at before that is over.
-            held = {talk.id for talk in self._seated()}
+            # What follows a sequence that has its key is not looked at before that is over.
+            held = {talk.key for talk in self._seated()}
             waits = [talk for talk in self.conversations if talk.waiting and self._has_no_slot(talk.waiting[0])]
-            in_vain = any(talk.id not in held for talk in waits)
+            in_vain = any(talk.key not in held for talk in waits)
             assert not (timely if self._room() else in_vain), "refused if no slot becomes free, and only then"
         self._see_off()
 

@@ -399,3 +399,78 @@ def test_whatever_happens(seed: int) -> None:
     assert simulation.waiting == {}
     assert simulation.residency.wanted == []
     assert simulation.longest < 120 * SECOND
+
+
+# Several tenants.
+
+
+def served(made: ModelResidency, rounds: int, now: int = 100) -> list[str]:
+    """Return the models in the order in which they are loaded, each as soon as the one before it is there."""
+    loads: list[str] = []
+    for _ in range(rounds):
+        for order in made.decide(now, IDLE):
+            if order.step is Step.LOAD:
+                loads.append(order.model)
+                made.loaded(order.model, made.size(order.model), 1.0, now)
+            else:
+                made.unloaded(order.model)
+        now += 1
+    return loads
+
+
+def test_tenants_take_turns() -> None:
+    made = residency(1000, most_loads=1, **{f"{tenant}{number}": 1 for tenant in "abc" for number in range(9)})
+    for number in range(9):
+        made.want(f"a{number}", 0, number, tenants=["alice"])
+    assert served(made, 3) == ["a0", "a1", "a2"]
+    for tenant, name in (("b", "bob"), ("c", "carol")):
+        for number in range(2):
+            made.want(f"{tenant}{number}", 0, 50, tenants=[name])
+    assert served(made, 8) == ["b0", "c0", "a3", "b1", "c1", "a4", "a5", "a6"]
+
+
+def test_loads_in_progress_count_as_turns() -> None:
+    made = residency(1000, most_loads=2, a0=1, a1=1, a2=1, b0=1)
+    for name in ("a0", "a1", "a2"):
+        made.want(name, 0, 1, tenants=["alice"])
+    assert steps(made.decide(2, IDLE)) == [(Step.LOAD, "a0"), (Step.LOAD, "a1")]
+    made.want("b0", 0, 3, tenants=["bob"])
+    made.loaded("a0", {HOST: 1}, 1.0, 4)
+    assert steps(made.decide(5, IDLE)) == [(Step.LOAD, "b0")]
+
+
+def test_a_model_that_several_want_comes_when_the_first_of_them_has_a_turn() -> None:
+    made = residency(1000, most_loads=1, a0=1, a1=1, a2=1)
+    for name in ("a0", "a1", "a2"):
+        made.want(name, 0, 1, tenants=["alice"])
+    made.want("a2", 0, 2, tenants=["alice", "bob"])
+    assert served(made, 3) == ["a0", "a2", "a1"]
+
+
+def test_a_better_class_goes_before_any_turn() -> None:
+    made = residency(1000, most_loads=1, a0=1, a1=1, b0=1)
+    made.want("b0", 1, 0, tenants=["bob"])
+    made.want("a0", 0, 1, tenants=["alice"])
+    made.want("a1", 0, 1, tenants=["alice"])
+    assert served(made, 3) == ["a0", "a1", "b0"]
+
+
+def test_a_tenant_beyond_its_share_evicts_its_own_models() -> None:
+    made = residency(10, most_loads=1, warm=1, cold=1, **{f"a{number}": 1 for number in range(40)})
+    made.want("warm", 0, 0, tenants=["bob"])
+    assert served(made, 1, now=1) == ["warm"]
+    for number in range(40):
+        made.want(f"a{number}", 0, 2, tenants=["alice"])
+    assert served(made, 100, now=10) == [f"a{number}" for number in range(40)]
+    assert made.residence("warm") is Residence.RESIDENT, "it was the least recently used by far"
+    made.want("cold", 0, 200, tenants=["bob"])
+    assert served(made, 2, now=201) == ["cold"]
+    assert made.residence("warm") is Residence.RESIDENT
+
+
+def test_without_tenants_the_least_recently_used_goes_whoever_wanted_it() -> None:
+    made = residency(2, most_loads=1, a=1, b=1, c=1)
+    for at, name in enumerate("abc"):
+        made.want(name, 0, at, tenants=["alice"])
+        assert served(made, 2, now=10 * at) == [name]
+    assert made.residence("a") is Residence.ABSENT

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sequence_owner import US, Owner, asked
+from sequence_owner import US, Owner, asked, half
 
 from doubles import request
 from nerite.core.errors import Unavailable
@@ -451,6 +451,7 @@ OPERATIONS = st.lists(
                     "end": st.booleans(),
                     "timeout_us": st.sampled_from([50, 300]),
                     "key": st.sampled_from(["a", "b"]),
+                    "tenant": st.sampled_from(["alice", "bob"]),
                 },
             ),
         ),
@@ -470,13 +471,17 @@ OPERATIONS = st.lists(
     max_size=60,
 )
 RULES = st.builds(
-    lambda slots, batching, delay, share: SequenceRules(
-        "model", slots, 1000, batching, max_delay_us=delay if batching is None else 0, min_utilization=share
+    lambda slots, batching, delay, share, share_of: SequenceRules(
+        *("model", slots, 1000, batching),
+        max_delay_us=delay if batching is None else 0,
+        min_utilization=share,
+        share_of=share_of,
     ),
     st.integers(1, 3),
     st.sampled_from([None, None, BatchingRules(2), BatchingRules(4, preferred_sizes=(2,), max_delay_us=60)]),
     st.sampled_from([0, 0, 80]),
     st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([None, half]),
 )
 
 

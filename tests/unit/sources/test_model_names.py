@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import InvalidArgument
-from nerite.sources.name import HubName, MlflowName, StoreName, is_file_path, parse_bare_name, parse_name
+from nerite.sources.name import HubName, MlflowName, StoreName, parse_bare_name, parse_name
 
 COMMIT = "c1899de289a04d12100db370d81485cdf75e47ca"
 
@@ -68,16 +68,3 @@ def test_bare_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert parse_bare_name(path) is None, path
     (tmp_path / "models").mkdir()
     assert parse_bare_name("models/misspelt") is None, "a path below a directory that is there"
-
-
-@pytest.mark.parametrize(
-    ("path", "safe"),
-    [
-        ("a", True), ("a/b.json", True), ("a b/ü", True), ("", False), ("/a", False),
-        ("a//b", False), ("a/../b", False), ("..", False), (".", False), ("a/./b", False), ("a\\b", False),
-        ("a\nb", False),
-        ("a\0b", False), ("a" * 256, False), ("/".join(["abc"] * 400), False), ("ü" * 130, False),
-    ],
-)  # fmt: skip
-def test_paths_of_files(path: str, safe: bool) -> None:
-    assert is_file_path(path) == safe

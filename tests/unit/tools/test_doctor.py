@@ -26,6 +26,17 @@ def test_cores() -> None:
     assert doctor_machine.of_cores(1, 1, 0).remedy
 
 
+def test_a_python_whose_archives_cannot_be_trusted() -> None:
+    for version in ((3, 11, 7), (3, 12, 10), (3, 13, 3)):
+        (found,) = doctor_machine.of_python(version)
+        assert found.level is FindingLevel.WARNING
+        assert "CVE-2025-4517" in found.text
+    (found,) = doctor_machine.of_python((3, 11, 12))
+    assert found.remedy.startswith("Install Python 3.11.13 or newer.")
+    for version in ((3, 11, 13), (3, 12, 11), (3, 13, 4), (3, 14, 0)):
+        assert list(doctor_machine.of_python(version)) == []
+
+
 def test_memory(tmp_path: Path) -> None:
     meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
     meminfo.write_text(f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB\n")

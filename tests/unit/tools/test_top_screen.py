@@ -12,6 +12,7 @@ from nerite.tools.top import (
     ServerSample,
     VersionActivity,
     activity_between,
+    background_text,
     frame,
     ordered_activity,
     table,
@@ -108,6 +109,23 @@ def test_a_frame_fits() -> None:
     assert lines[10].startswith("not shown: ")
     lost = frame("http://here:8000", told, table(many, 60), (60, 12), "name", "nobody answers").split("\r\n")
     assert (lost[1], len(lost), lost[2:]) == ("stale: nobody answers\x1b[K", 12, drawn.split("\r\n")[2:])
+
+
+def test_what_stands_beside_the_requests() -> None:
+    def told(*lines: str) -> str:
+        return background_text(ServerSample(1, [], MetricsPage("\n".join(lines))))
+
+    well = (
+        'nerite_background_stalled{about="",loop="audit"} 0',
+        'nerite_background_set_aside{about="",loop="audit"} 0',
+    )
+    assert told() == told(*well) == ""
+    ill = (
+        'nerite_background_stalled{about="",loop="ledger"} 1',
+        'nerite_background_set_aside{about="pool a",loop="rollouts"} 2',
+        'nerite_background_set_aside{about="pool b",loop="rollouts"} 1',
+    )
+    assert told(*well, *ill) == "BACKGROUND: ledger is stalled, rollouts has set 3 aside (nerite background)"
 
 
 def test_what_a_narrow_window_leaves_out() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from nerite.config.options import VertexOptions
 from nerite.core.errors import InvalidArgument
+from nerite.core.work_loop import WorkLoops
 from nerite.routes.table import RouteTable
 from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.clouds import VertexRouter, default_model
@@ -25,6 +26,7 @@ class FakeServer:
     """Has the models that it is told to have, all of them ready."""
 
     routes = RouteTable()
+    loops = WorkLoops()
 
     def __init__(self, *names: str) -> None:
         self.names = names

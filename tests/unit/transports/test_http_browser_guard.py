@@ -163,3 +163,14 @@ def test_a_refusal_says_what_why_and_what_to_do() -> None:
         assert shaped.startswith(b'{"error":{"message":"a web page of') and b'"type":"permission_error"' in shaped
     shaped = refused(head(f"Origin: {APP}", path="/v1/messages"))
     assert shaped.startswith(b'{"type":"error","error":{"type":"permission_error","message":"a web page of')
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:4000/#@attacker.example", "[::1]evil", "127.0.0.1:21000/v2/health/live?", "localhost:4000,evil",
+     "::1",     "user@localhost", "[::1", "[]", "[localhost]", "localhost:port", "localhost:123456", "localhost evil",
+     "127.0.0.1\\x"],
+)  # fmt: skip
+def test_what_is_no_host(host: str) -> None:
+    for guard in (LOCAL, PUBLIC):
+        assert not passes(guard, head(host=host, method="GET"))

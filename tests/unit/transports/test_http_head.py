@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nerite.core.byte_budget import HTTP_HEADS
-from nerite.transports.http.head import BadHead, HeadCache, header_bytes_of, parse_head
+from nerite.core.errors import InvalidArgument
+from nerite.transports.http.head import BadHead, HeadCache, field_line, header_bytes_of, parse_head, request_line
 
 
 def head(*lines: str, request: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
@@ -196,3 +197,27 @@ def test_a_bad_head_is_bad_again() -> None:
     for _ in range(2):
         with pytest.raises(BadHead):
             cache.get(b"hello\r\n\r\n")
+
+
+def test_what_is_written_is_read_again() -> None:
+    raw = request_line("POST", "/v2/models/a%20b/infer?x=y") + field_line("X-One", "gr\xfcn \t \udcff") + b"\r\n"
+    assert raw == b"POST /v2/models/a%20b/infer?x=y HTTP/1.1\r\nX-One: gr\xc3\xbcn \t \xff\r\n\r\n"
+    assert parse_head(raw).headers == {"x-one": "gr\xfcn \t \udcff"}
+
+
+@pytest.mark.parametrize("odd", ["\r", "\n", "\0", "\x1f", "\x7f"])
+def test_no_control_character_is_written(odd: str) -> None:
+    for target in (f"/a{odd}b", f"/a{odd}", odd):
+        with pytest.raises(InvalidArgument):
+            request_line("GET", target)
+    with pytest.raises(InvalidArgument):
+        request_line(f"GET{odd}", "/")
+    for name, value in ((f"X{odd}", "1"), ("X", f"1{odd}2"), ("X", odd)):
+        with pytest.raises(InvalidArgument):
+            field_line(name, value)
+
+
+def test_no_blank_is_written_into_a_request_line() -> None:
+    for method, target in (("GET", "/a b"), ("GET", ""), ("", "/"), ("GET /", "/")):
+        with pytest.raises(InvalidArgument):
+            request_line(method, target)

@@ -18,6 +18,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature, SignatureInput, SignatureOutput
 from nerite.core.tensor import TensorSpec
+from nerite.core.work_loop import WorkLoops
 from nerite.routes.table import RouteTable
 from nerite.transports.http.json_text import LARGE
 from nerite.transports.http.router import Router
@@ -37,6 +38,7 @@ class FakeServer:
     """Has two models; keeps the inferences that it is given."""
 
     routes = RouteTable()
+    loops = WorkLoops()
 
     def __init__(self) -> None:
         self.helpers = Helpers()

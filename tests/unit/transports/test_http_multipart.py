@@ -10,6 +10,7 @@ from nerite.core.errors import InvalidArgument
 from nerite.transports.http import files
 
 TYPE = "multipart/form-data; boundary=xyz"
+NAMED = b"Content-Disposition: form-data; name=A"
 
 
 def form(*parts: tuple[str, bytes], boundary: bytes = b"xyz") -> bytes:
@@ -29,11 +30,13 @@ def test_a_file_and_a_value() -> None:
         ('Content-Disposition: form-data; name="IMAGE"; filename="cat.jpg"\r\nContent-Type: Image/JPEG', b"\xff\r\n\0"),
         ('content-disposition:form-data;name="THRESHOLD"', b"0.5"),
         ("Content-Disposition: form-data; filename=x.bin; name=RAW", b""),
+        (r'Content-Disposition: form-data; filename="a\"; name=\"b"; name="C";', b"2"),
     )
     assert parsed(body) == [
         ("IMAGE", "image/jpeg", b"\xff\r\n\0"),
         ("THRESHOLD", "", b"0.5"),
         ("RAW", "application/octet-stream", b""),
+        ("C", "application/octet-stream", b"2"),
     ]
 
 
@@ -65,6 +68,20 @@ def test_data_are_any_bytes(data: list[bytes]) -> None:
         (b"--xyz\r\nContent-Disposition: form-data; name=A\r\n\r\n1\r\n--xy", TYPE, "the body is not a complete form"),
         (form(("Content-Type: text/plain", b"1")), TYPE, "part 1 of the form has no name"),
         (b"--xyz\r\nnothing\r\n--xyz--", TYPE, "part 1 of the form has no name"),
+        (b"", TYPE + "; boundary=b", "a body of type multipart/form-data needs a boundary"),
+        (b"--xyz1\r\n" + NAMED + b"\r\n\r\n1\r\n--xyz--", TYPE, "part 1 of the form does not begin"),
+        (form(("A: b\r\n" * 40 + NAMED.decode(), b"1")), TYPE, "part 1 of the form has more than"),
+        (form((f"{NAMED.decode()}\r\n" * 2 + "A: b", b"1")), TYPE, "part 1 of the form has more than"),
+        *(
+            (form((f"Content-Disposition: {odd}", b"1")), TYPE, "part 1 of the form has a Content-Disposition")
+            for odd in (
+                "form-data; name=A; name=B",
+                'form-data; name="A"B',
+                "form-data; name=A; name*=UTF-8''B",
+                'form-data; filename="x; name=A',
+                "formdata; name=A",
+            )
+        ),
         (b"--xyz\r\nA: \xff\r\n\r\n1\r\n--xyz--", TYPE, "the head of part 1 of the form is not valid UTF-8"),
     ],
 )

@@ -19,6 +19,7 @@ from nerite.core.request import InferenceRequest, RequestHeader
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.signature import Signature
 from nerite.core.tensor import TensorSpec, join_bytes
+from nerite.core.work_loop import WorkLoops
 from nerite.routes.table import RouteTable
 from nerite.transports.access import AccessKeys, Lock
 from nerite.transports.http.router import Router
@@ -33,6 +34,7 @@ class FakeServer:
     """Keeps the inferences it is given; raises what it is told to raise."""
 
     routes = RouteTable()
+    loops = WorkLoops()
 
     def __init__(self) -> None:
         self.begun: list[InferenceRequest] = []

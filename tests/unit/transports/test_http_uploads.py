@@ -19,6 +19,7 @@ from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest
 from nerite.core.signature import Signature, SignatureInput
 from nerite.core.tensor import Array
+from nerite.core.work_loop import WorkLoops
 from nerite.routes.table import RouteTable
 from nerite.transports.http import files, uploads
 from nerite.transports.http.router import Router
@@ -32,6 +33,7 @@ class FakeServer:
     """Has one model, which takes pixels; keeps the inferences it is given."""
 
     routes = RouteTable()
+    loops = WorkLoops()
 
     def __init__(self) -> None:
         self.begun: list[InferenceRequest] = []

@@ -14,17 +14,14 @@ import itertools
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import threading
 import time
 import tomllib
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from nerite.backends.interface import ModelContext
+from nerite.backends.python.archives import unpack_archive
 from nerite.core.errors import InvalidArgument, Unavailable
 
 # Store of environments made by the server: each is made once, shared, and kept across restarts. Other artifacts that
@@ -247,7 +245,7 @@ def unpacked_archive(archive: Path, place: Path) -> Path:
     key = _digest(archive, state.st_size, state.st_mtime_ns)
 
     def make(directory: Path, lock: int) -> None:
-        _extract(archive, directory)
+        unpack_archive(archive, directory)
         script = directory / "bin" / "conda-unpack"
         if script.exists():  # it adjusts the environment to its new path
             run_installer(
@@ -262,22 +260,6 @@ def _digest(archive: Path, size: int, modified_ns: int) -> str:
     """Return the digest of the content; size and time are part of the cache key, to notice that the file changed."""
     with archive.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _extract(archive: Path, target: Path) -> None:
-    if not hasattr(tarfile, "data_filter"):
-        raise InvalidArgument(
-            f"EXECUTION_ENV_PATH '{archive}' cannot be unpacked: archives need Python 3.11.4 or newer, which refuses "
-            f"paths outside of the directory; this is {platform.python_version()}. Give a requirements.txt."
-        )
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise InvalidArgument(
-            f"EXECUTION_ENV_PATH '{archive}' cannot be unpacked: {error}. "
-            "Give a virtual environment, an archive made by conda-pack, or a requirements.txt."
-        ) from None
 
 
 # Creating environments and installing packages into them: with uv if it is installed, else with venv and pip.

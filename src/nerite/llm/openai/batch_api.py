@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import parse_qsl
 
-from nerite.admission.policy import EVERYBODY
 from nerite.batches.items import InvalidItems
 from nerite.batches.records import BatchRecord, FileRecord
 from nerite.batches.service import NewBatch
 from nerite.batches.store import PageRequest
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
-from nerite.core.request import CancelReason, RequestHeader
+from nerite.core.request import EVERYBODY, CancelReason, RequestHeader
 from nerite.core.text import quoted_text, text_error
 from nerite.llm.openai.errors import ApiError, reply_of
 from nerite.llm.openai.fields import Fields, check_length, missing, wrong_value

@@ -195,7 +195,7 @@ def _wait_for(acquired: Callable[[], bool], model: str, stopped: Event) -> None:
 _log = logging.getLogger("nerite.repository")
 
 SIDE_BY_SIDE = 8
-"""Maximum number of concurrent downloads."""
+"""Maximum number of concurrent downloads of a model. Each model has its own, so that a slow one holds up no other."""
 _ATTEMPTS = 3
 """How often a model is listed and downloaded if it keeps changing meanwhile."""
 _TICK = 1.0
@@ -213,7 +213,6 @@ class RemoteRepository:
         self._cache = cache
         self._current: dict[str, Listing] = {}
         """The latest listing of each model."""
-        self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, "download")
 
     def models(self) -> list[str]:
         """Return the names of the models, and clean up the cache of those that are gone.
@@ -295,7 +294,8 @@ class RemoteRepository:
         there = {file.path: file for file in self._store.listing(name).files}
         paths = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
         changed = [path for path, place in paths.items() if path not in there or not _is_same(place, there[path])]
-        list(self._threads.map(lambda path: self._store.write(name, path, paths[path]), changed))
+        with ThreadPoolExecutor(SIDE_BY_SIDE, "upload") as threads:
+            list(threads.map(lambda path: self._store.write(name, path, paths[path]), changed))
         self._store.remove([file for path, file in there.items() if path not in paths])
 
     def remove(self, name: str) -> None:
@@ -330,18 +330,19 @@ class RemoteRepository:
                 progress.done += count
 
         _log.info("%s", progress.start())
-        waiting: set[Future[None]] = {
-            self._threads.submit(download, self._store, file, cached.place(file), arrived, self._stopped)
-            for file in files
-        }
-        while waiting:
-            done, waiting = wait(waiting, _TICK, FIRST_EXCEPTION)
-            failures += [error for future in done if not future.cancelled() and (error := future.exception())]
-            if failures:
-                for future in waiting:
-                    future.cancel()
-            elif line := progress.line(time.monotonic()):
-                _log.info("%s", line)
+        with ThreadPoolExecutor(SIDE_BY_SIDE, "download") as threads:
+            waiting: set[Future[None]] = {
+                threads.submit(download, self._store, file, cached.place(file), arrived, self._stopped)
+                for file in files
+            }
+            while waiting:
+                done, waiting = wait(waiting, _TICK, FIRST_EXCEPTION)
+                failures += [error for future in done if not future.cancelled() and (error := future.exception())]
+                if failures:
+                    for future in waiting:
+                        future.cancel()
+                elif line := progress.line(time.monotonic()):
+                    _log.info("%s", line)
         if failures or self._stopped.is_set():
             raise failures[0] if failures else Unavailable(f"the download of model '{name}' was cancelled")
         _log.info("%s", progress.end(time.monotonic()))

@@ -1,28 +1,39 @@
 """Client of one repository's object store: listing, reading, writing, retries, resumable downloads.
 
-Errors of the store become messages that say what was refused, with which credentials, and what to do.
+Errors of the store become messages that say what was refused, with which credentials, and what to do. Whatever the
+store sends, each answer has a time limit, a listing has a limit of objects, and all ends when the server stops.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
+from nerite.core.client_text import is_file_path
 from nerite.core.errors import Internal, Unavailable
+from nerite.core.text import quoted_text
 from nerite.repository.remote.credentials import OpenedStore
 from nerite.scheduling.backoff import ExponentialBackoff
 
@@ -34,6 +45,12 @@ _T = TypeVar("_T")
 
 TRIES = 6
 """Maximum number of attempts in a row without progress, about eight seconds in all."""
+ANSWER_SECONDS: Final = 60.0
+"""How long the store may take for an answer, for a page of a listing, or for ``_CHUNK`` bytes of a file."""
+MOST_OBJECTS: Final = 100_000
+"""Maximum number of objects of a model, and of models of a repository. A prefix with more holds data."""
+_TICK: Final = 0.2
+"""Seconds between two looks whether the server stops."""
 
 
 class TransientFailure(Exception):
@@ -118,7 +135,7 @@ def listing_of(found: Iterable[RemoteFile]) -> Listing:
 
     Stores have no directories, but tools write empty objects as placeholders for them. Such an object has others below
     it, or is a version: its name is a number, directly below the model. Raises ``ValueError`` for an object name that
-    is not a valid file name.
+    is not a valid file name, or that occurs twice.
     """
     objects = sorted((file for file in found if file.path), key=lambda file: file.path)
     parents = {
@@ -126,20 +143,42 @@ def listing_of(found: Iterable[RemoteFile]) -> Listing:
         for parts in (file.path.split("/") for file in objects)
         for depth in range(1, len(parts))
     }
-    files, directories = [], []
+    files: list[RemoteFile] = []
+    directories = []
     for file in objects:
-        if {"", ".", ".."} & set(file.path.split("/")):
-            raise ValueError(f"the name of the object '{file.key}' is not a valid file name")
+        if not is_file_path(file.path):
+            raise ValueError(f"the name of the object '{quoted_text(file.key)}' is not a valid file name. Rename it.")
         if file.size == 0 and (file.path in parents or file.path.isdecimal()):
             directories.append(file.path)
         elif file.path in parents:
             raise ValueError(f"the object '{file.key}' is a file, but other objects are below it")
+        elif files and files[-1].path == file.path:
+            raise ValueError(f"the store lists the object '{file.key}' twice")
         else:
             files.append(file)
     return Listing(tuple(files), tuple(directories))
 
 
+async def _within(begin: Callable[[], Awaitable[_T]], seconds: float, stopped: Event) -> _T:
+    """Return the result of an operation.
+
+    Raises ``TransientFailure`` after ``seconds``, ``Unavailable`` once ``stopped`` is set; the operation is then ended.
+    """
+    answer = asyncio.ensure_future(begin())
+    last = time.monotonic() + seconds
+    while not answer.done():
+        await asyncio.wait((answer,), timeout=_TICK)
+        if not answer.done() and (stopped.is_set() or time.monotonic() >= last):
+            answer.cancel()
+            if stopped.is_set():
+                raise Unavailable("the server is stopping")
+            raise TransientFailure(f"the store has not answered, or has sent too little, for {seconds:g} s")
+    return answer.result()
+
+
 _CHUNK = 1 << 20
+_BATCH: Final = 1000
+"""Objects of a listing that are taken at a time."""
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
@@ -165,7 +204,8 @@ class Store:
     def models(self) -> list[str]:
         """Return the names of the directories directly below the repository."""
         path = self._location.below()
-        found = self._call(lambda: obstore.list_with_delimiter(self._opened.client, path or None))
+        found = self._call(lambda: obstore.list_with_delimiter_async(self._opened.client, path or None))
+        self._check_number(len(found["common_prefixes"]))
         names = [prefix.rpartition("/")[2] for prefix in found["common_prefixes"]]
         if path and not names and not found["objects"]:
             raise Internal(
@@ -177,7 +217,7 @@ class Store:
     def listing(self, name: str) -> Listing:
         """Return the files of a model; none if it does not exist."""
         prefix = self._location.below(name)
-        found = self._call(lambda: list(obstore.list(self._opened.client, prefix).collect()))
+        found = self._retried(lambda: self._objects(prefix))
         try:
             return listing_of(_file(prefix, meta) for meta in found)
         except ValueError as error:
@@ -187,23 +227,23 @@ class Store:
         """Return the object directly below the repository with this name, as a file; None if it does not exist."""
         key = self._location.below(name)
         try:
-            meta = self._call(lambda: obstore.head(self._opened.client, key))
+            meta = self._call(lambda: obstore.head_async(self._opened.client, key))
         except ObjectChangedError:
             return None
         return RemoteFile(name, key, meta["size"], _etag(meta), meta["last_modified"])
 
-    def read(self, file: RemoteFile, start: int) -> tuple[int, Iterator[bytes]]:
+    def read(self, file: RemoteFile, start: int) -> tuple[int, Generator[bytes]]:
         """Read a file from ``start``, or from an earlier offset; return the actual offset and the chunks.
 
-        Both the call and the iterator raise ``ObjectChangedError`` and ``TransientFailure``.
+        Whoever does not take all chunks closes the iterator. Both the call and the iterator raise
+        ``ObjectChangedError`` and ``TransientFailure``.
         """
         options: obstore.GetOptions = {}
         if file.etag:
             options["if_match"] = f'"{file.etag}"'
         if start:
             options["range"] = {"offset": start}
-        with self._translated():
-            result = obstore.get(self._opened.client, file.key, options=options)
+        result = self._answer(lambda: obstore.get_async(self._opened.client, file.key, options=options))
         if _etag(result.meta) != file.etag or result.meta["size"] != file.size:
             raise ObjectChangedError(file.key)
         return result.range[0], self._pieces(result)
@@ -211,30 +251,56 @@ class Store:
     def write(self, name: str, path: str, source: Path) -> None:
         """Upload a local file as ``path`` of a model, replacing any existing content."""
         key = self._location.below(f"{name}/{path}")
-        self._call(lambda: obstore.put(self._opened.client, key, source), "writing")
+        # Nothing tells how far an upload is, so it has no time limit of its own.
+        self._call(lambda: obstore.put_async(self._opened.client, key, source), "writing", limited=False)
 
     def remove(self, files: Sequence[RemoteFile]) -> None:
         """Remove files; ignore those that are already gone."""
         keys = [file.key for file in files]
         if keys:
             with suppress(ObjectChangedError):
-                self._call(lambda: obstore.delete(self._opened.client, keys), "writing")
+                self._call(lambda: obstore.delete_async(self._opened.client, keys), "writing", limited=False)
 
-    def _pieces(self, result: obstore.GetResult) -> Iterator[bytes]:
-        pieces = iter(result.stream(_CHUNK))
-        while True:
-            with self._translated():
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            yield piece
+    def _objects(self, prefix: str) -> list[ObjectMeta]:
+        batches = obstore.list(self._opened.client, prefix, chunk_size=_BATCH)
+        found: list[ObjectMeta] = []
+        with asyncio.Runner() as runner:
+            while batch := self._answer(lambda: anext(batches, None), runner=runner):
+                found += batch
+                self._check_number(len(found), f" below '{prefix}'")
+        return found
 
-    def _call(self, operation: Callable[[], _T], doing: str = "reading") -> _T:
-        def attempt() -> _T:
-            with self._translated(doing):
-                return operation()
+    def _check_number(self, number: int, place: str = "") -> None:
+        if number > MOST_OBJECTS:
+            raise Internal(
+                f"failed to read model repository '{self._location.text}': the store lists more than {MOST_OBJECTS} "
+                f"objects{place}. Use the path that contains the models' directories, and keep data elsewhere."
+            )
 
+    def _pieces(self, result: obstore.GetResult) -> Generator[bytes]:
+        pieces = result.stream(_CHUNK)
+        with asyncio.Runner() as runner:
+            while (piece := self._answer(lambda: anext(pieces, None), runner=runner)) is not None:
+                yield piece
+
+    def _call(self, begin: Callable[[], Awaitable[_T]], doing: str = "reading", *, limited: bool = True) -> _T:
+        return self._retried(lambda: self._answer(begin, doing, limited=limited), doing)
+
+    def _retried(self, attempt: Callable[[], _T], doing: str = "reading") -> _T:
         return retried(f"{doing} model repository '{self._location.text}'", attempt, self._stopped)
+
+    def _answer(
+        self,
+        begin: Callable[[], Awaitable[_T]],
+        doing: str = "reading",
+        *,
+        limited: bool = True,
+        runner: asyncio.Runner | None = None,
+    ) -> _T:
+        """Return the result of an operation: of one of several in ``runner``, or of one that stands alone."""
+        seconds = ANSWER_SECONDS if limited else math.inf
+        with self._translated(doing), nullcontext(runner) if runner else asyncio.Runner() as running:
+            return running.run(_within(begin, seconds, self._stopped))
 
     @contextmanager
     def _translated(self, doing: str = "reading") -> Iterator[None]:
@@ -258,6 +324,8 @@ class Store:
 
         if code in _WRONG_REGION or "redirect without LOCATION" in text:
             return refusal(f"{reason}. Set AWS_DEFAULT_REGION to the region of the bucket.")
+        if isinstance(error, InvalidPathError) or "invalid path" in text:
+            return refusal(f"{quoted_text(text)}. Rename the object.")
         if status in (401, 403) or (not status and isinstance(error, PermissionDeniedError | UnauthenticatedError)):
             signed = f"with the credentials of {self._opened.signed}" if self._opened.signed else "without credentials"
             return refusal(f"access was denied {signed}: {reason}. {self._opened.remedy}.")
@@ -270,6 +338,8 @@ class Store:
 
 
 def _file(prefix: str, meta: ObjectMeta) -> RemoteFile:
+    if meta["path"] != prefix and not meta["path"].startswith(f"{prefix}/"):
+        raise ValueError(f"the store lists the object '{quoted_text(meta['path'])}', which is not below '{prefix}'")
     path = meta["path"][len(prefix) :].removeprefix("/")
     return RemoteFile(path, meta["path"], meta["size"], _etag(meta), meta["last_modified"])
 
@@ -304,9 +374,10 @@ def _continue(store: Store, file: RemoteFile, part: Path, arrived: Callable[[int
         sink.truncate(begin)
         sink.seek(begin)
         try:
-            for piece in pieces:
-                sink.write(piece)
-                arrived(len(piece))
+            with closing(pieces):
+                for piece in pieces:
+                    sink.write(piece)
+                    arrived(len(piece))
         except TransientFailure as failure:
             raise TransientFailure(str(failure), progressed=sink.tell() > begin) from None
         sink.flush()

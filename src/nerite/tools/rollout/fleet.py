@@ -6,6 +6,7 @@ It keeps no state: what it needs is on the replicas and in Prometheus. So it may
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from nerite.core.durations import duration_of
 from nerite.core.errors import NeriteError
 from nerite.rollouts.fleet import FleetRollout, order_under_way
 from nerite.rollouts.rollout import RolloutDecision
-from nerite.rollouts.webhook import Delivery, deliver
+from nerite.rollouts.webhook import Delivery, WebhookClient, deliver
 from nerite.tools.connection import read_header
 from nerite.tools.rollout import view
 from nerite.tools.rollout.prometheus import Prometheus, PrometheusError
@@ -115,6 +116,7 @@ class _FleetCommand:
         self._source = source
         self._replicas = replicas
         self._executor = executor
+        self._webhooks = WebhookClient()
         self._lease = lease
         self._said: dict[str, str] = {}
         self._line_at = 0.0
@@ -186,14 +188,10 @@ class _FleetCommand:
         if not self._spec.webhook:
             return
         entry = {**fleet.status(), "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        self._executor.submit(self._post, Delivery(self._spec.webhook, orjson.dumps(entry)))
+        self._executor.submit(self._post, Delivery(self._spec.webhook, orjson.dumps(entry), own=True))
 
     def _post(self, delivery: Delivery) -> None:
-        def wait(seconds: float) -> bool:
-            time.sleep(seconds)
-            return False
-
-        failure = deliver(delivery, wait)
+        failure = asyncio.run(deliver(delivery, self._webhooks.post))
         if failure is not None:
             self._say(f"a decision was not posted to the webhook: {failure}")
 

@@ -17,6 +17,7 @@ from nerite.rollouts.analysis import answer_of, question_of
 from nerite.routes.route_file import SHADOW_RESULTS, route_from_json, route_to_json
 from nerite.transports import settings
 from nerite.transports.http import large_json, reply, request_bodies
+from nerite.transports.http.background import not_ready
 from nerite.transports.http.handler import BackgroundCalls, HttpExchange
 from nerite.transports.http.json_text import LARGE, parse_settings
 from nerite.transports.http.reply import Reply
@@ -45,15 +46,18 @@ class HttpAdministration:
 
     def live(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server is live."""
-        connection.send([_health(self._server.live).encode()])
+        connection.send([(reply.EMPTY if self._server.live else reply.BAD_REQUEST).encode()])
 
     def ready(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server can serve requests."""
-        self._server.ask_ready(lambda ready: connection.send([_health(ready).encode()]))
+        self._server.ask_ready(lambda ready: connection.send([self._readiness(ready, reply.BAD_REQUEST).encode()]))
 
     def health(self, connection: HttpExchange, body: memoryview) -> None:
         """Report whether the server can serve requests, with the statuses of vLLM."""
-        self._server.ask_ready(lambda ready: connection.send([(reply.EMPTY if ready else _UNHEALTHY).encode()]))
+        self._server.ask_ready(lambda ready: connection.send([self._readiness(ready, _UNHEALTHY).encode()]))
+
+    def _readiness(self, ready: bool, otherwise: Reply) -> Reply:
+        return reply.EMPTY if ready else not_ready(self._server.loops.obstacle, otherwise)
 
     ping = change_ping = health
 
@@ -304,10 +308,6 @@ async def _done(work: Coroutine[Any, Any, None]) -> Reply:
 
 async def _json(work: Coroutine[Any, Any, dict[str, Any]]) -> Reply:
     return reply.json_reply(await work)
-
-
-def _health(healthy: bool) -> Reply:
-    return reply.EMPTY if healthy else Reply(400, b"", "text/plain")
 
 
 def _wrong_type(kind: str) -> NeriteError:

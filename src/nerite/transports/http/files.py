@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 TYPE: Final = "multipart/form-data"
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
-_NAME: Final = re.compile(r';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
-_FILE_NAME: Final = re.compile(r';\s*filename\*?=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
+_FORM_DATA: Final = re.compile(r"form-data(?=\s*(?:;|$))", re.IGNORECASE)
+_PARAMETER: Final = re.compile(r'\s*;\s*([^\s=;"]+)=(?:"((?:[^"\\]++|\\.)*+)"|([^\s;"]*))')
+_BEHIND_BOUNDARY: Final = re.compile(rb"[ \t]*\r\n")
+_MAX_PART_FIELDS: Final = 32
 _MAX_PARTS: Final = 1024
 _UNKNOWN: Final = "application/octet-stream"
 """Media type of a file without a content type."""
@@ -51,10 +53,10 @@ def form_media_type(content_type: str) -> str:
 
 def parse_multipart(content_type: str, body: Buffer) -> list[FormPart]:
     """Split a form into its parts. Raises ``InvalidArgument`` if it is malformed."""
-    found = _BOUNDARY.search(content_type)
-    if found is None:
-        raise InvalidArgument(f"a body of type {TYPE} needs a boundary in its Content-Type, got: {content_type}")
-    delimiter = b"\r\n--" + header_bytes_of(found[1] or found[2])
+    found = _BOUNDARY.findall(content_type)
+    if len(found) != 1:
+        raise InvalidArgument(f"a body of type {TYPE} needs a boundary in its Content-Type, one, got: {content_type}")
+    delimiter = b"\r\n--" + header_bytes_of("".join(found[0]))
     # The first delimiter need not follow a line break.
     _, *pieces = b"".join((b"\r\n", body)).split(delimiter, _MAX_PARTS + 1)
     if pieces and delimiter in pieces[-1]:
@@ -65,22 +67,42 @@ def parse_multipart(content_type: str, body: Buffer) -> list[FormPart]:
 
 
 def _part(number: int, piece: bytes) -> FormPart:
-    end = piece.find(b"\r\n\r\n")
-    headers: dict[str, str] = {}
-    text = checked(header_text_of(piece[: max(end, 0)]), f"the head of part {number} of the form", MAX_HEAD)
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        headers[key.strip().lower()] = value.strip()
-    disposition = headers.get("content-disposition", "")
-    name = _NAME.search(disposition)
-    if name is None:
+    behind = _BEHIND_BOUNDARY.match(piece)
+    if behind is None:
+        raise InvalidArgument(f"part {number} of the form does not begin on a line of its own")
+    start, end = behind.end(), piece.find(b"\r\n\r\n", behind.end() - 2)
+    text = checked(header_text_of(piece[start : max(end, start)]), f"the head of part {number} of the form", MAX_HEAD)
+    lines = text.split("\r\n", _MAX_PART_FIELDS)
+    headers = [(key.strip().lower(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
+    named = [value for key, value in headers if key == "content-disposition"]
+    if len(lines) > _MAX_PART_FIELDS or len(named) > 1:
+        what = f"more than {_MAX_PART_FIELDS} headers, or two of Content-Disposition"
+        raise InvalidArgument(f"part {number} of the form has {what}")
+    parameters = _disposition(named[0], number) if named else {}
+    if "name" not in parameters:
         raise InvalidArgument(f"part {number} of the form has no name: it must have the name of an input")
-    given = form_media_type(headers.get("content-type", ""))
-    file_name = _FILE_NAME.search(disposition)
-    if not given and file_name is not None:
-        given = _UNKNOWN
-    file = "" if file_name is None else file_name[1] or file_name[2] or ""
-    return FormPart(name[1] or name[2] or "", given, memoryview(piece)[end + 4 :], file)
+    given = form_media_type(dict(headers).get("content-type", ""))
+    file = parameters.get("filename", parameters.get("filename*"))
+    media_type = given or ("" if file is None else _UNKNOWN)
+    return FormPart(parameters["name"], media_type, memoryview(piece)[end + 4 :], file or "")
+
+
+def _disposition(value: str, number: int) -> dict[str, str]:
+    """Return the parameters of a part. Raises ``InvalidArgument`` for what others may read differently."""
+    found: dict[str, str] = {}
+    match = _FORM_DATA.match(value)
+    at = 0
+    while match is not None:
+        at = match.end()
+        if match.re is _PARAMETER:
+            name = match[1].lower()
+            if name in found or name == "name*":
+                break
+            found[name] = match[2] if match[2] is not None else match[3]
+        match = _PARAMETER.match(value, at)
+    if match is not None or value[at:].strip("; \t"):
+        raise InvalidArgument(f"part {number} of the form has a Content-Disposition that is not clear: {value}")
+    return found
 
 
 # Images: JPEG, PNG and other formats are decoded to pixels by Pillow, which is imported only when it is needed.

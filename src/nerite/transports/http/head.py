@@ -1,4 +1,4 @@
-"""Heads of HTTP requests, parsed by ``httptools`` once for each distinct head.
+"""Heads of HTTP requests: parsed by ``httptools`` once for each distinct head, and written line by line.
 
 Clients send the same head again and again, byte for byte, so heads are looked up by their bytes before they are parsed.
 The cached object is an immutable description that also carries what was derived from the head alone.
@@ -13,8 +13,10 @@ from typing import Any, Final, NamedTuple
 import httptools
 
 from nerite.core.byte_budget import HTTP_HEADS, Memo
+from nerite.core.errors import InvalidArgument
 from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.request import Caller
+from nerite.core.text import quoted_text
 
 MAX_HEAD = 64 * 1024
 _HEAD_SIZE = 3 * 1024
@@ -129,6 +131,32 @@ def header_text_of(raw: bytes) -> str:
 def header_bytes_of(text: str) -> bytes:
     """Return the original bytes of a text from ``header_text_of``."""
     return text.encode(errors="surrogateescape")
+
+
+# Heads of requests to others. Text of a client that would begin another line or another request is refused.
+
+_is_method: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+_is_target: Final = re.compile(rb"[!-~\x80-\xff]+").fullmatch
+_is_value: Final = re.compile(rb"[\t -~\x80-\xff]*").fullmatch
+
+
+def request_line(method: str, target: str) -> bytes:
+    """Return the first line of a request. Raises ``InvalidArgument`` for text that would change its meaning."""
+    name, path = header_bytes_of(method), header_bytes_of(target)
+    if not _is_method(name) or not _is_target(path):
+        raise InvalidArgument(f"the request line '{quoted_text(f'{name!r} {path!r}')}' cannot be sent")
+    return b"%b %b HTTP/1.1\r\n" % (name, path)
+
+
+def field_line(name: str, value: str) -> bytes:
+    """Return the line of a header field. Raises ``InvalidArgument`` for text that would change the meaning of others.
+
+    A value may have bytes that are not UTF-8, as lone surrogates.
+    """
+    key, text = header_bytes_of(name), header_bytes_of(value)
+    if not _is_method(key) or not _is_value(text):
+        raise InvalidArgument(f"header '{quoted_text(ascii(name)[1:-1])}' has a character that no header may have")
+    return b"%b: %b\r\n" % (key, text)
 
 
 def parse_head(raw: bytes) -> RequestHead:

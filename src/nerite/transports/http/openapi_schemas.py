@@ -269,6 +269,22 @@ COMMON: Final[dict[str, Schema]] = {
     "Quota": _object(
         tenants=_list({"type": "object"}), models=_list({"type": "object"}), use=_list({"type": "object"})
     ),
+    "Background": _object(loops=_list(schema_reference("BackgroundLoop"))),
+    "BackgroundLoop": _object(
+        name=_TEXT,
+        about=_TEXT,
+        essential=_FLAG,
+        state={"enum": ["ok", "failing", "stalled"]},
+        problem=_TEXT,
+        waiting=_NUMBER,
+        failures=_NUMBER,
+        restarts=_NUMBER,
+        failing_units=_NUMBER,
+        failing=_list(_object(unit=_TEXT, text=_TEXT)),
+        set_aside=_NUMBER,
+        dead_letters=_list(_object(unit=_TEXT, tenant=_TEXT, text=_TEXT, time=_TEXT)),
+    ),
+    "BackgroundUnit": _object(unit=_TEXT) | {"required": ["unit"]},
     "Links": {"type": "object", "description": "Paths by what is there."},
     "Release": _object(version=_TEXT),
     "Usage": _object(

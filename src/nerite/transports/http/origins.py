@@ -97,6 +97,8 @@ _SAFE: Final = ("GET", "HEAD", "OPTIONS")
 _OWN_SITE: Final = ("same-origin", "none")
 """Values of ``Sec-Fetch-Site`` for the server's own pages, and for addresses typed by the user."""
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
+_HOST: Final = re.compile(r"(?:\[[0-9a-f:.]+\]|(?P<name>[a-z0-9_.-]*?)\.?)(?::[0-9]{0,5})?").fullmatch
+"""A host as ``Host`` has it, in lower case: an IPv6 address in brackets or a name, then maybe a port."""
 
 
 class BrowserGuard:
@@ -131,8 +133,11 @@ class BrowserGuard:
     def check(self, head: RequestHead) -> None:
         """Raise ``Forbidden`` if a request must not be answered."""
         host = head.headers.get("host", "").lower()
-        if self._hosts is not None and not self._is_own(_host_name(host)):
-            name = quoted_text(_host_name(host))
+        parts = _HOST(host)
+        if parts is None:
+            raise Forbidden(f"header 'Host' is no host name or address with an optional port: '{quoted_text(host)}'")
+        if self._hosts is not None and not self._is_own(parts):
+            name = quoted_text(parts["name"])
             raise Forbidden(
                 f"'{name}' is not an accepted host name of this server: a web page may have sent the request by DNS "
                 f"rebinding. Use localhost or an IP address, or {self._host_remedy.format(name)}"
@@ -149,10 +154,11 @@ class BrowserGuard:
             f"protection). {self._origin_remedy.format(remedy)}"
         )
 
-    def _is_own(self, name: str) -> bool:
-        """Return whether ``name`` is accepted: an allowed name, or one that no web page can have."""
+    def _is_own(self, host: re.Match[str]) -> bool:
+        """Return whether a host is accepted: an address, an allowed name, or one that no web page can have."""
         assert self._hosts is not None
-        if not name or ":" in name or name.rpartition(".")[2].isdecimal():  # no name, or an IP address
+        name = host["name"] or ""
+        if not name or name.rpartition(".")[2].isdecimal():  # an IP address, or nothing
             return True
         return name == "localhost" or name.endswith(".localhost") or name in self._hosts
 
@@ -172,13 +178,6 @@ class GuardedRouter:
             openai = routes.is_openai(head.path)
             return HttpTarget(refusal=reply_for(head.path)(error) if openai else reply.error_reply(error))
         return self._target_of(head)
-
-
-def _host_name(host: str) -> str:
-    """Return the name in a ``Host`` header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
 
 
 def _is_own_page(origin: str | None, site: str | None, host: str) -> bool:

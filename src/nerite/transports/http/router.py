@@ -14,16 +14,18 @@ from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.llm.openai.model_control import ModelControl
-from nerite.transports import engine_load
+from nerite.transports import access, engine_load
 from nerite.transports.access import Callers, Lock
 from nerite.transports.http import reply, routes
 from nerite.transports.http.administration import HttpAdministration
+from nerite.transports.http.background import BackgroundApi
 from nerite.transports.http.handler import HTTP, HttpDialect
 from nerite.transports.http.head import RequestHead
 from nerite.transports.http.infer_request import HttpTarget
 from nerite.transports.http.inference_router import INFERENCES, InferenceRouter
 from nerite.transports.http.metrics_service import MetricsService
-from nerite.transports.http.routes import QUERIED, Route
+from nerite.transports.http.reply import Reply
+from nerite.transports.http.routes import BACKGROUND, QUERIED, Endpoint, Route
 from nerite.transports.http.web_pages import Documentation
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Router(InferenceRouter):
         )
         self._reporting_server = server
         self._administration = HttpAdministration(server, rollouts)
+        self._background = BackgroundApi(server.loops)
         self._metrics = metrics
         self._documentation = Documentation(server, locks, metrics=metrics is not None, console=console)
         self._openai = OpenAi(
@@ -116,7 +119,7 @@ class Router(InferenceRouter):
             if endpoint.name != "infer" and target.refusal is None:
                 self._add_load_report(head, route.arguments["model"])
             return target
-        refusal = self.locked(endpoint.category, head)
+        refusal = self._refusal(endpoint, head)
         try:
             for name, value in route.arguments.items():
                 checked(value, f"the {name} in the path")
@@ -127,9 +130,17 @@ class Router(InferenceRouter):
         if endpoint.name in ("root", "docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
-        call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
+        owner = self._background if endpoint.name in BACKGROUND else self._administration
+        call = getattr(owner, f"change_{endpoint.name}" if change else endpoint.name)
         arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
+
+    def _refusal(self, endpoint: Endpoint, head: RequestHead) -> Reply | None:
+        """Return the error reply if the request lacks the key that its endpoint needs; else None."""
+        if endpoint.name not in BACKGROUND:
+            return self.locked(endpoint.category, head)
+        remedy = "" if self._callers is None else f"--http-restricted-api={endpoint.category}:HEADER=@KEYFILE"
+        return access.operator_refusal(self._locks, endpoint.category, head, remedy)
 
     def _metrics_target(self, head: RequestHead) -> HttpTarget:
         """Return the target of a scrape. The page tells what the statistics tell, so it needs their key, too."""

@@ -71,6 +71,9 @@ ENDPOINTS: Final = (
     _endpoint("all_statistics", "GET", "statistics", "/v2/models/stats"),
     _endpoint("quota", "GET", "statistics", "/v2/quota"),
     _endpoint("usage", "GET", "statistics", "/v2/usage"),
+    _endpoint("background", "GET", "statistics", "/v2/background"),
+    _endpoint("background_retry", "POST", "model-repository", "/v2/background/{loop}/retry"),
+    _endpoint("background_discard", "POST", "model-repository", "/v2/background/{loop}/discard"),
     _endpoint("index", "POST", "model-repository", _REPOSITORY + "/index"),
     _endpoint("wake", "POST", "model-repository", "/v2/repository/wake"),
     _endpoint("load", "POST", "model-repository", _REPOSITORY + "/models/{model}/load"),
@@ -138,6 +141,8 @@ BATCH_ENDPOINTS: Final = frozenset(("files", "file", "file_content", "batches", 
 """Names of the endpoints of files and batches."""
 OF_DATABASES: Final = BATCH_ENDPOINTS | {"responses", "response", "response_items"}
 """Names of the endpoints that need what the server keeps in a database."""
+BACKGROUND: Final = frozenset(("background", "background_retry", "background_discard"))
+"""Names of the endpoints of the loops beside the requests, which show and change what is of all tenants."""
 QUERIED: Final = frozenset(("usage", "own_usage"))
 """Names of endpoints that take the query of the URL."""
 _REMEDIES: Final = {
@@ -242,6 +247,13 @@ ENDPOINT_DESCRIPTIONS: Final[Mapping[str, EndpointDescription]] = {
     "all_statistics": EndpointDescription("Return the statistics of all models", gives="Statistics"),
     "quota": EndpointDescription("Return the usage of each tenant by model, and its remaining quota", gives="Quota"),
     "usage": EndpointDescription("Return what requests of all tenants used, from the ledger", gives="Usage"),
+    "background": EndpointDescription(
+        "List the loops that run beside the requests, what they fail with, and what was set aside", gives="Background"
+    ),
+    "background_retry": EndpointDescription(
+        "Have what a loop has set aside tried again", "BackgroundUnit", "BackgroundLoop"
+    ),
+    "background_discard": EndpointDescription("Give up what a loop has set aside", "BackgroundUnit", "BackgroundLoop"),
     "index": EndpointDescription("List the models of the repositories, and their states", "IndexRequest", "Index"),
     "wake": EndpointDescription("Load the models of a server that stands by"),
     "load": EndpointDescription("Load or reload a model", "LoadRequest"),
@@ -342,6 +354,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "version": "Version of the model",
     "repository": "Name of the repository",
     "command": "pause, resume, promote, abort or clear",
+    "loop": "Name of the loop",
     "region": "Name of the region",
     "file": "Id of the file",
     "batch": "Id of the batch",

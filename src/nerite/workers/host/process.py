@@ -347,7 +347,7 @@ class WorkerProcess:
         finally:
             self._starting = None
         context = self._server_context
-        tenants = context.tenant_admission.in_force
+        tenants = context.tenant_admission.identifies
         bls_server = BlsServer(context.server, channel.answer, self._batch_of, tenants=tenants, devices=context.devices)
         fused_paths = FusedPaths(context.server, self._seat_of, channel.introduce)
         self._running = RunningWorker(process, channel, bls_server, fused_paths)

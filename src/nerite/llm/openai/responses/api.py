@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from nerite.admission.policy import EVERYBODY
 from nerite.core.errors import NeriteError, NotFound
 from nerite.core.failures import report
-from nerite.core.request import CancelReason, RequestHeader
+from nerite.core.request import EVERYBODY, CancelReason, RequestHeader
 from nerite.llm.openai.errors import ApiError, reply_of
 from nerite.llm.openai.responses.store import SEVERAL, ResponseStore
 from nerite.transports.access import SenderHeaders

@@ -1,5 +1,6 @@
 // Entry point of the console: polls the server and shows the page that the URL fragment names.
 
+import { Background, wrongWith } from "./background.js";
 import { Batches } from "./batches.js";
 import { closeDialogs } from "./dialog.js";
 import { say } from "./elements.js";
@@ -23,7 +24,7 @@ const LIST_EVERY = 10_000;
 /** After a slow poll, wait this many times its duration: metrics of a thousand models are expensive. */
 const REST = 10;
 const LONGEST = 15_000;
-const VIEWS = { batches: Batches, chat: Talks, log: Log, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
+const VIEWS = { background: Background, batches: Batches, chat: Talks, log: Log, models: ModelView, rollout: RolloutView, rollouts: Rollouts, settings: Settings, tenants: Tenants, usage: Usage, workers: Workers };
 
 const pulse = document.getElementById("pulse");
 const notice = document.getElementById("notice");
@@ -80,6 +81,9 @@ class Console {
       const text = await server.metrics();
       document.querySelector('header nav [href="#/batches"]').hidden = !text.includes("\nnerite_batches_open ");
       this.history.note(Date.now() / 1000, parse(text));
+      const wrong = wrongWith(this.history.loops);
+      document.querySelector('header nav [href="#/background"]').classList.toggle("bad", Boolean(wrong));
+      this.warn("background", wrong);
     };
     const results = await Promise.allSettled([list(), count()]);
     const lost = results.find(({ reason }) => reason?.status === 0);

@@ -47,17 +47,20 @@ const SHADOW_HISTOGRAMS = {
   nerite_shadow_text_shared_ratio: "text",
   nerite_shadow_latency_difference_seconds: "latency",
 };
+/** Of loops beside the requests, by their names. */
+const LOOPS = { nerite_background_stalled: "stalled", nerite_background_set_aside: "aside" };
 const PART = /^(.*)_(bucket|sum|count)$/;
 const LABEL = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
 /** A cumulative histogram, as in the metrics: counts up to each bound, the last of which is infinite. */
 export const emptyHistogram = () => ({ bounds: [], counts: [], sum: 0 });
 
-/** Return `versions` (by `key` of model and version), `machine`, and `shadows`. Histograms of stages are `stage:queue` and so on. */
+/** Return `versions` (by `key` of model and version), `machine`, `shadows`, and `loops`. Histograms of stages are `stage:queue` and so on. */
 export function parse(text) {
   const versions = new Map();
   const machine = {};
   const ofShadows = [];
+  const loops = new Map();
   const of = (labels) => {
     const at = key(labels.model, labels.version);
     if (!versions.has(at)) versions.set(at, {});
@@ -98,6 +101,12 @@ export function parse(text) {
       of(labels).memorySource = labels.source;
       continue;
     }
+    if (name in LOOPS) {
+      const { loop } = read(line);
+      if (!loops.has(loop)) loops.set(loop, { loop, stalled: 0, aside: 0 });
+      loops.get(loop)[LOOPS[name]] += value;
+      continue;
+    }
     const part = PART.exec(name);
     if (!part) continue;
     const spread = HISTOGRAMS[part[1]];
@@ -112,7 +121,7 @@ export function parse(text) {
       (of(labels)[within] ??= emptyHistogram()).sum = value;
     }
   }
-  return { versions, machine, shadows: readShadows(ofShadows) };
+  return { versions, machine, shadows: readShadows(ofShadows), loops: [...loops.values()] };
 }
 
 /** Return what is known of each shadow from its lines: `route`, `arm`, `counts`, and `histograms`. */

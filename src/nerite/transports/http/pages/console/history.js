@@ -9,11 +9,14 @@ export class History {
     this.readings = [];
     /** The shadows of routes, in the last reading. */
     this.shadows = [];
+    /** The loops beside the requests, in the last reading. */
+    this.loops = [];
   }
 
   /** Add a reading of the metrics page, taken at a time in seconds. */
-  note(time, { versions, machine, shadows }) {
+  note(time, { versions, machine, shadows, loops }) {
     this.shadows = shadows;
+    this.loops = loops;
     this.readings.push({ time, versions, machine });
     while (this.readings.length > 2 && this.readings[1].time <= time - RECENT) this.readings.shift();
   }
