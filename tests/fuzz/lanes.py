@@ -509,7 +509,7 @@ class Calls:
         said = bytes(call.data[:2_000]) if call is not None else b""
         if call is None or complaint or end == "reset":
             return Outcome(case, complaint, said)
-        return Outcome(case, _complaint(call, first), str(call.fields).encode()[:2_000] + said, call.status == "0")
+        return Outcome(case, wrong_end(call, first), str(call.fields).encode()[:2_000] + said, call.status == "0")
 
     async def call(self, block: bytes, parts: Sequence[bytes], end: str = "") -> tuple[Call | None, str]:
         """Make a call; return it when it is over, and what is wrong with how it ended."""
@@ -556,7 +556,7 @@ class Calls:
             await client.over(self.patience)
 
 
-def _complaint(call: Call, path: bytes) -> str:
+def wrong_end(call: Call, path: bytes) -> str:
     """Return what is wrong with the end of a call."""
     if call.lost or call.reset >= 0:
         return ""

@@ -11,7 +11,7 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -175,7 +175,7 @@ class Server:
         self._pieces = {"http": Pieces(http, self._patience), "http2": Pieces(grpc, self._patience)}
         self._pieces["metrics"] = Pieces(Address(ports["Metrics"]), self._patience)
         self._own = Kept(own, self._patience)
-        self._page = Kept(page, self._patience)
+        self._pages = [Kept(each, self._patience) for each in {page, Address(ports["Metrics"])}]
         self._asks = Kept(http, self._patience)
         self._canaries = Canaries(self._asks, self._calls[0])
         self._books = Books(self._asks, tenants=self.profile in ("guarded", "shared"))
@@ -265,7 +265,7 @@ class Server:
         await asyncio.gather(
             *(
                 lane.close()
-                for lanes in (self._kept, self._loads, self._runs, self._calls, (self._own, self._page, self._asks))
+                for lanes in (self._kept, self._loads, self._runs, self._calls, (self._own, *self._pages, self._asks))
                 for lane in lanes
             )
         )
@@ -403,11 +403,14 @@ class Server:
         return []
 
     async def _counted(self, prefix: str) -> dict[str, float]:
-        """Return the samples of the metrics page whose names begin so."""
-        answers, _ = await self._page.ask([request(b"GET /metrics", b"")])
-        lines = answers[0].body.decode().splitlines() if answers else []
-        split = (line.rpartition(" ") for line in lines if line.startswith(prefix))
-        return {name: float(count) for name, _, count in split}
+        """Return the samples of the metrics pages whose names begin so."""
+        found: Counter[str] = Counter()
+        for page in self._pages:
+            answers, _ = await page.ask([request(b"GET /metrics", b"")])
+            for line in answers[0].body.decode().split("\n") if answers else []:
+                name, _, count = line.rpartition(" ")
+                found[name] += float(count) if name.startswith(prefix) else 0
+        return {name: count for name, count in found.items() if name.startswith(prefix)}
 
     async def rest(self) -> list[Symptom]:
         """Let it come to rest; return what it holds that it did not hold at first."""
@@ -415,9 +418,6 @@ class Server:
             return []
         await self._forget_foreign_segments()
         caches = int(sum((await self._counted(_CACHES)).values()))
-        if self._front is not None:
-            told = await asyncio.to_thread(self._front.metrics)
-            caches += int(sum(value for name, value in told.items() if name.startswith(_CACHES)))
         await self._close_lanes()
         pid = self._serving.process.pid
         before: monitor.Sample | None = None

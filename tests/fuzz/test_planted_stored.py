@@ -16,7 +16,7 @@ from fuzz import local, picking, routed, surfaces
 from fuzz.batch_runs import Books, Runs, items
 from fuzz.canaries import Canaries
 from fuzz.case import Case
-from fuzz.lanes import Address, Call, Kept, Outcome, _complaint
+from fuzz.lanes import Address, Call, Kept, Outcome, wrong_end
 from fuzz.local import Reader
 from fuzz.symptoms import Symptom
 from fuzz.test_planted import Stub, run
@@ -200,7 +200,7 @@ def test_a_picker_that_answers_wrongly(data: bytes, complaint: str) -> None:
         call = Call(asyncio.get_running_loop().create_future())
         call.fields = [(":status", "200"), ("grpc-status", "0")]
         call.data = bytearray(data)
-        return _complaint(call, picking.PROCESS.encode())
+        return wrong_end(call, picking.PROCESS.encode())
 
     assert asyncio.run(judge()) == complaint
 
