@@ -184,7 +184,7 @@ def _rollout(rng: random.Random) -> Parts:
 
 
 def _batch(rng: random.Random) -> Parts:
-    first = b"POST /v1/files" if rng.random() < 0.8 else b"POST /v1/files\nx-tenant: small"
+    first = b"POST /v1/files" if rng.random() < 0.95 else b"POST /v1/files\nx-tenant: small"
     return (first, *stored.run(rng))
 
 
