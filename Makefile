@@ -123,7 +123,7 @@ exam-clients: $(VENV)/dev $(VENV)/clients/ready tests/clients/javascript/node_mo
 	EXAM_CLIENTS=1 $(VENV)/clients/bin/python -m pytest tests/clients tests/service/test_agent_apis.py
 	$(BIN)/pytest tests/conformance/test_aiperf.py
 
-# INPUTS=, MINUTES=, SURFACES=json,grpc, SEED=, PROFILE=all, TLS=1
+# INPUTS=, MINUTES=, SURFACES=json,batches, SEED=, PROFILE=all (plain, guarded, half, cycles, routed, shared, picker), TLS=1
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs=$(INPUTS)) $(if $(MINUTES),--minutes=$(MINUTES)) \
 		$(if $(SURFACES),--surfaces=$(SURFACES)) $(if $(SEED),--seed=$(SEED)) $(if $(PROFILE),--profile=$(PROFILE)) \

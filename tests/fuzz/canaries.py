@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from fuzz import picking
 from fuzz.lanes import Answer, Calls, Kept, request
 from fuzz.mutators import frames
 from fuzz.symptoms import Symptom
@@ -119,6 +120,7 @@ _SAME: Final = (
     ),
     Canary("worker", request(b"GET /v2/models/worker/ready", b""), lambda said: said is None),
     Canary("server", request(b"GET /v2/health/live", b""), lambda said: said is None),
+    Canary("readiness", request(b"GET /v2/health/ready", b""), lambda said: said is None),
 )
 
 
@@ -144,6 +146,17 @@ class Canaries:
         if not found:
             found += [each for each in (await self._call(), await self._stream()) if each is not None]
         return found
+
+    async def pick(self, endpoint: str) -> list[Symptom]:
+        """Ask a picker for the place of a request, which is always the same."""
+        messages = picking.plain("inside")
+        block = frames.header_block(picking.PROCESS.encode())
+        framed = b"".join(b"\0" + len(each).to_bytes(4, "big") + each for each in messages)
+        call, complaint = await self._grpc.call(block, [framed])
+        if complaint or call is None or call.status != "0":
+            return [Symptom("canary", "picker", complaint or str(call and call.fields))]
+        found = picking.endpoint(bytes(call.data))
+        return [] if found == endpoint else [Symptom("canary", "picker", f"'{found}' instead of '{endpoint}'")]
 
     async def _call(self) -> Symptom | None:
         raw = struct.pack("<2f", 1.5, float(next(self._numbers)))

@@ -164,8 +164,13 @@ requests = 20
 shadow = "10%"
 sticky = "tenant"
 at-deadline = "stay"
+webhook = "https://u:p@hooks.example:8443/rollouts?a=b#c"
+record = true
+force = false
 """
-_ROLLOUT_WORDS: Final = tuple(sorted({*re.findall(r"[a-z0-9-]+|[\[\]=%+<,.]", _ROLLOUT), "inf", "nan", "1979-05-27"}))
+_ROLLOUT_WORDS: Final = tuple(
+    sorted({*re.findall(r"[a-z0-9-]+|[\[\]=%+<,.:/@]", _ROLLOUT), "inf", "nan", "1979-05-27", '"http://a..b/x"'})
+)
 _CONFIG_WORDS: Final = _words_of_configurations()
 _URLS: Final = ("/v1/completions", "/v1/chat/completions", "/v2/models/m/infer", "/v2/models/m/versions/1/infer")
 _BATCH_WORDS: Final = (*_URLS, "custom_id", "method", "POST", "url", "body", "model", "stream", "true", "null", "1e999")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from fuzz.case import Case, written
@@ -58,6 +58,7 @@ class Tally:
         self.inputs: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def add(self, outcomes: list[Outcome]) -> None:
         """Count outcomes."""
@@ -66,14 +67,16 @@ class Tally:
             self.inputs[surface] += 1
             self.taken[surface] += outcome.taken
             self.wrong[surface] += bool(outcome.complaint)
+            self.seconds[surface] += outcome.seconds
 
     def table(self, seconds: float) -> str:
         """Return the figures as a table."""
-        lines = ["surface       inputs   taken  refused  wrong ends"]
-        rows = [(name, self.inputs[name], self.taken[name], self.wrong[name]) for name in sorted(self.inputs)]
+        lines = ["surface       inputs   taken  refused  wrong ends  under way, in all"]
+        figures = (self.inputs, self.taken, self.wrong, self.seconds)
+        rows = [(name, *(each[name] for each in figures)) for name in sorted(self.inputs)]
         total = sum(self.inputs.values())
-        rows.append(("all", total, sum(self.taken.values()), sum(self.wrong.values())))
-        lines += [f"{name:10} {count:9,} {part:7.0%} {1 - part:8.0%} {wrong:11}" for name, count, part, wrong in (
-            (name, count, taken / max(count, 1), wrong) for name, count, taken, wrong in rows
-        )]  # fmt: skip
+        rows.append(("all", *(sum(each.values()) for each in figures)))
+        for name, count, taken, wrong, under_way in rows:
+            part = taken / max(count, 1)
+            lines.append(f"{name:10} {count:9,} {part:7.0%} {1 - part:8.0%} {wrong:11} {under_way:16,.1f} s")
         return "\n".join([*lines, f"{seconds:.0f} s, {total / max(seconds, 0.001):,.0f} inputs a second"])

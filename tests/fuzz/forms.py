@@ -1,4 +1,4 @@
-"""Forms: recordings to transcribe, and tensors of plain requests, each with something wrong or not."""
+"""Forms: recordings to transcribe, files to store, and tensors of plain requests, each with something wrong or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import struct
 from typing import Final, NamedTuple
 
-from fuzz import tokens
+from fuzz import configurations, tokens
 from fuzz.mutators import octets
 
 
@@ -49,7 +49,10 @@ _HEADS: Final = (
 
 def form(rng: random.Random) -> Form:
     """Return a form that is valid, or nearly."""
-    if rng.random() < 0.75:
+    kind = rng.random()
+    if kind < 0.2:
+        path, fields = "/v1/files", _upload(rng)
+    elif kind < 0.8:
         verb = rng.choice(("transcriptions", "transcriptions", "translations"))
         path, fields = f"/v1/audio/{verb}", _transcription(rng)
     else:
@@ -76,6 +79,14 @@ def _transcription(rng: random.Random) -> list[Field]:
     fields = [file, Field(b"model", model), *rng.sample(_TEXTS, rng.choice((0, 0, 1, 1, 2, 3)))]
     rng.shuffle(fields)
     return fields
+
+
+def _upload(rng: random.Random) -> list[Field]:
+    name = rng.choice((b"a.jsonl", b"a.jsonl", b"a.txt", b"../a.jsonl", b"", b"\xff.jsonl", b"n" * 1_100 + b".jsonl"))
+    purpose = Field(b"purpose", rng.choice((b"batch", b"batch", b"user_data", b"fine-tune", b"x")))
+    expiry = [Field(b"expires_after[anchor]", b"created_at"), Field(b"expires_after[seconds]", b"3600")]
+    file = Field(b"file", configurations.batch(rng), b'; filename="' + name + b'"')
+    return [file, purpose, *(expiry if rng.random() < 0.3 else ())]
 
 
 def _tensors(rng: random.Random) -> list[Field]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import ssl
 import zlib
 from collections import deque
@@ -20,6 +21,7 @@ import hpack
 
 from fuzz.case import Case
 from fuzz.mutators import frames, heads
+from nerite.wire.ext_proc import ProcessingResponse
 from nerite.wire.grpc_service import ModelInferResponse
 
 QUIET: Final = 0.02
@@ -48,6 +50,8 @@ class Outcome(NamedTuple):
     """How the answer begins."""
     taken: bool = False
     """It was not refused."""
+    seconds: float = 0.0
+    """How long it was under way, with others at the same time."""
 
 
 class _Client(asyncio.Protocol):
@@ -313,7 +317,7 @@ class Kept:
 def request(head: bytes, body: bytes, substitutes: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
     """Return a request on the wire. ``head``: a line with method and path, and lines of headers."""
     for name, value in substitutes:
-        body = body.replace(name, value)
+        head, body = head.replace(name, value), body.replace(name, value)
     first, *lines = [line.replace(b"\r", b"") for line in head.split(b"\n")]
     method, _, target = first.partition(b" ")
     named = [line.partition(b":")[0].strip().lower() for line in lines]
@@ -346,7 +350,8 @@ def judged(case: Case, answer: Answer) -> Outcome:
 def _is_json(head: bytes) -> bool:
     """Return whether all of a body is JSON, by its head."""
     others = (b"\r\ncontent-encoding:", b"\r\ninference-header-content-length:")
-    return b"\r\ncontent-type: application/json" in head and not any(name in head for name in others)
+    kind = re.search(rb"\r\ncontent-type: application/json(?!l)", head)
+    return kind is not None and not any(name in head for name in others)
 
 
 class Call:
@@ -504,7 +509,7 @@ class Calls:
         said = bytes(call.data[:2_000]) if call is not None else b""
         if call is None or complaint or end == "reset":
             return Outcome(case, complaint, said)
-        return Outcome(case, _complaint(call, first), str(call.fields).encode()[:2_000] + said, call.status == "0")
+        return Outcome(case, wrong_end(call, first), str(call.fields).encode()[:2_000] + said, call.status == "0")
 
     async def call(self, block: bytes, parts: Sequence[bytes], end: str = "") -> tuple[Call | None, str]:
         """Make a call; return it when it is over, and what is wrong with how it ended."""
@@ -551,7 +556,7 @@ class Calls:
             await client.over(self.patience)
 
 
-def _complaint(call: Call, path: bytes) -> str:
+def wrong_end(call: Call, path: bytes) -> str:
     """Return what is wrong with the end of a call."""
     if call.lost or call.reset >= 0:
         return ""
@@ -568,4 +573,17 @@ def _complaint(call: Call, path: bytes) -> str:
             ModelInferResponse.FromString(bytes(call.data[5:]))
         except Exception:  # protobuf has several
             return "the answer is no message"
+    return _picked(bytes(call.data)) if path.endswith(b"/Process") else ""
+
+
+def _picked(data: bytes) -> str:
+    """Return what is wrong with the answers of a picker."""
+    while data:
+        size = int.from_bytes(data[1:5], "big")
+        try:
+            if ProcessingResponse.FromString(data[5 : 5 + size]).WhichOneof("response") is None:
+                return "an answer of a picker says nothing"
+        except Exception:  # protobuf has several
+            return "an answer of a picker is no message"
+        data = data[5 + size :]
     return ""

@@ -88,8 +88,7 @@ class Reader:
         try:
             open_policy(str(file))
         except InvalidArgument as error:
-            error.message.encode(errors="surrogateescape")
-            return False
+            return _refused(error, str(file), "the policy file")
         return True
 
     def _read_batch(self, text: bytes) -> bool:
@@ -125,9 +124,9 @@ def _read_rollout(text: bytes) -> bool:
     return True
 
 
-def _refused(error: InvalidArgument, file: str) -> bool:
+def _refused(error: InvalidArgument, *places: str) -> bool:
     error.message.encode(errors="surrogateescape")
-    if not error.message.startswith(file):
+    if not error.message.startswith(places):
         raise AssertionError(f"a mistake without a place: {error.message}") from None
     return False
 

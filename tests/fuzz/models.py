@@ -65,6 +65,14 @@ GUESTS: Final = ("foreign_segment", "foreign_segment_b", "foreign_segment_é")
 """Models that are not there at first: loads bring them."""
 ON_DISK: Final = "disk"
 """A model of the repository that is not loaded at first, whose configuration changes."""
+COUNTED: Final = "counted"
+"""A model that no input names: how many requests it has had is known."""
+ROLLED: Final = "rolled"
+"""A model with two versions, of which one serves."""
+ARMS: Final = "arms"
+"""A name with a route, which loads may change."""
+LOADED: Final = (*MODELS, COUNTED, ROLLED)
+"""The models that are loaded at first."""
 
 _BATCHED: Final = """
 dynamic_batching {
@@ -336,6 +344,12 @@ def write(folder: Path) -> None:
     (folder / "engine" / "1" / "model.json").write_text('{"model": "m", "mortal": false, "most_tokens": 40}')
     (folder / "engine" / "config.pbtxt").write_text('backend: "vllm" instance_group [{ kind: KIND_CPU }]')
     python_model(folder, ON_DISK, IDENTITY, pbtxt(parameters=IN_PROCESS))
+    python_model(folder, COUNTED, IDENTITY, pbtxt(parameters=IN_PROCESS))
+    first = pbtxt(more="version_policy { specific { versions: [ 1 ] } }", parameters=IN_PROCESS)
+    for version in (1, 2):
+        python_model(folder, ROLLED, IDENTITY, first, version)
+    (folder / ARMS).mkdir()
+    (folder / ARMS / "route.toml").write_text(f'[[arm]]\nmodel = "{ROLLED}"\nweight = 1\n')
 
 
 _CPU: Final = "instance_group [{ kind: KIND_CPU }]"

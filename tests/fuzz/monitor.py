@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import statistics
@@ -57,8 +58,7 @@ def sample(server: int, temporary: Path, caches: int) -> Sample:
             name = "server" if pid == server else _name(folder)
             processes[name] += 1
             memory[name] = int((folder / "statm").read_text().split()[1]) * _PAGE
-            links = (os.readlink(link) for link in (folder / "fd").iterdir())
-            descriptors[name] = Counter(re.sub(r"\[?\d+\]?", "", link) for link in links)
+            descriptors[name] = _open_files(folder)
             threads[name] = len(os.listdir(folder / "task"))
         except (OSError, IndexError):
             continue
@@ -66,13 +66,24 @@ def sample(server: int, temporary: Path, caches: int) -> Sample:
 
 
 def with_router(found: Sample, router: int) -> Sample:
-    """Return a sample of a server with the router in front of it, whose connections to the server stay open."""
+    """Return a sample of a server with the process in front of it, whose connections to the server stay open."""
     folder = Path(f"/proc/{router}")
     memory = {**found.memory, "router": int((folder / "statm").read_text().split()[1]) * _PAGE}
     threads = {**found.threads, "router": len(os.listdir(folder / "task"))}
     descriptors = {name: Counter(kinds) for name, kinds in found.descriptors.items()}
-    del descriptors["server"]["socket:"]
+    descriptors["router"] = _open_files(folder)
+    for name in ("server", "router"):
+        del descriptors[name]["socket:"]
     return found._replace(memory=memory, threads=threads, descriptors=descriptors)
+
+
+def _open_files(folder: Path) -> Counter[str]:
+    """Return the kinds of what a process has open."""
+    found: Counter[str] = Counter()
+    for link in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found[re.sub(r"\[?\d+\]?", "", os.readlink(link))] += 1
+    return found
 
 
 def _name(folder: Path) -> str:

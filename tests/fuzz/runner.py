@@ -83,6 +83,9 @@ class Run:
 
     async def _with(self, profile: str, part: float) -> None:
         """Send inputs to servers of a profile until this part of the run is over."""
+        names = surfaces.of_profile(profile, self._plan.names)
+        if not names:
+            return
         try:
             subject = await self._started(profile)
         except RuntimeError as error:  # with the log
@@ -90,12 +93,12 @@ class Run:
             return
         try:
             for name, kept in cases_.corpus(self._plan.corpus):
-                if kept.profile in ("", profile) and all(case.surface in self._plan.names for case in kept.cases):
+                if kept.profile in ("", profile) and all(case.surface in names for case in kept.cases):
                     subject = await self._send(subject, list(kept.cases), 1, f"{name} ")
             rounds = 0
             while self._left(part) > 0 and len(self.findings) < _MAX_FINDINGS:
                 count = min(ROUND, self._left(part))
-                drawn = surfaces.draw(self._plan.seed, self._plan.names, self._next, count)
+                drawn = surfaces.draw(self._plan.seed, names, self._next, count)
                 self._next += count
                 rounds += 1
                 subject = await self._send(subject, drawn, rounds)

@@ -104,13 +104,14 @@ def least(case: Case, fixed: int) -> Trial[Case]:
 
 
 def _tree(part: bytes) -> list[Any] | None:
-    """Return a part that is JSON with members or elements as a tree; None for any other."""
+    """Return a part that is JSON with members or elements as a tree; None for any other, and for very deep ones."""
     try:
         tree = json.loads(
             part,
             object_pairs_hook=lambda pairs: Members([name, value] for name, value in pairs),
             parse_constant=lambda word: Raw(word.encode()),
         )
+        documents.dumped(tree)
     except (ValueError, RecursionError):
         return None
     return tree if isinstance(tree, list) else None

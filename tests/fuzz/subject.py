@@ -11,24 +11,26 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
 import trustme
 
-from fuzz import administration, configurations, models, monitor
+from fuzz import administration, configurations, models, monitor, stored
+from fuzz.batch_runs import Books, Runs, items, upload
 from fuzz.canaries import Canaries
 from fuzz.case import Case
 from fuzz.inference import REGION_SIZE, REGIONS
 from fuzz.lanes import Address, Calls, Kept, Outcome, Pieces, request
 from fuzz.local import Reader
-from fuzz.surfaces import CALLS, FRAMES, KEPT, LOADS, LOCAL, PIECES, SURFACES
+from fuzz.surfaces import CALLS, FRAMES, KEPT, LOADS, LOCAL, PIECES, RUNS, SURFACES
 from fuzz.symptoms import Log, Symptom
-from routing import routing
-from serving import Serving, serving
+from postgres_server import postgres_server
+from routing import ROUTER, routing
+from serving import NERITE, Serving, program, serving
 
 PATIENCE: Final = 30.0
 """Seconds after which an input has no end, however busy the machine."""
@@ -45,20 +47,25 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "cycles": (),
     "routed": (),
+    "shared": (),
+    "picker": (),
 }  # fmt: skip
 """Flags beside those that the surfaces need.
 
 ``cycles``: what the collector of cycles finds is looked at, too. ``routed``: a router in front of the server gets what
-is sent.
+is sent. ``shared``: a router with tenants, whose ledger and batches are in PostgreSQL. ``picker``: an endpoint picker
+chooses the server.
 """
 _FREED: Final = re.compile(r"Request$|\.grpc\.connection\.Call$|\.StreamCall$|\.HttpConnection$|^builtins\.traceback$")
 """Kinds of objects that are never left for the collector: they hold what clients have sent."""
 _FLAGS: Final = (
-    "--model-control-mode=explicit", "--allow-client-shm=true", "--cache-config=local,size=1048576",
-    "--trace-config=triton,file={folder}/trace.json", "--trace-config=level=OFF", "--responses={folder}/responses.db",
-    *(f"--load-model={name}" for name in models.MODELS),
+    "--model-control-mode=explicit", "--strict-readiness=false", "--allow-client-shm=true",
+    "--cache-config=local,size=1048576", "--trace-config=triton,file={folder}/trace.json", "--trace-config=level=OFF",
+    "--responses={folder}/responses.db", "--batches={folder}/batches.db", "--ledger={folder}/ledger.db",
+    "--rollout-state={folder}/rollouts",
+    *(f"--load-model={name}" for name in models.LOADED),
 )  # fmt: skip
-_TOGETHER: Final = {KEPT: 6, LOADS: 2, PIECES: 12, FRAMES: 10, CALLS: 14}
+_TOGETHER: Final = {KEPT: 6, LOADS: 2, RUNS: 4, PIECES: 12, FRAMES: 10, CALLS: 14}
 """How many inputs of a kind are under way at a time; of those on kept connections, how many connections."""
 _numbers: Final = itertools.count()
 _AHEAD: Final = 6
@@ -108,8 +115,11 @@ class Server:
         self.samples: list[monitor.Sample] = []
         self._folder: Path
         self._serving: Serving
-        self._router: Serving | None = None
-        self._router_log: Log
+        self._front: Serving | None = None
+        """The router or the picker, if there is one."""
+        self._front_log: Log
+        self._ids: dict[str, str] = {}
+        """What stands for which id of this run."""
 
     # Its life
 
@@ -151,27 +161,47 @@ class Server:
             raise
         ports = self._serving.ports
         own, page = Address(ports["HTTPService"], client), Address(ports["Metrics"])
-        if self.profile == "routed":
-            before = routing(self._folder, _pool(self._serving), clean=False)
-            self._router = await asyncio.to_thread(self._stack.enter_context, before)
-            self._router_log = Log(self._router.log)
-            ports = self._router.ports
+        if (front := self._in_front()) is not None:
+            self._front = await asyncio.to_thread(self._stack.enter_context, front)
+            self._front_log = Log(self._front.log)
+            ports = ports | self._front.ports
+        if self.profile == "picker":
+            ports["GRPCInferenceService"] = ports["ExternalProcessor"]
         http, grpc = Address(ports["HTTPService"], client), Address(ports["GRPCInferenceService"], client)
         self._kept = [Kept(http, self._patience) for _ in range(_TOGETHER[KEPT])]
         self._loads = [Kept(http, self._patience) for _ in range(_TOGETHER[LOADS])]
+        self._runs = [Kept(http, self._patience) for _ in range(_TOGETHER[RUNS])]
         self._calls = [Calls(grpc, self._patience) for _ in range(2)]
         self._pieces = {"http": Pieces(http, self._patience), "http2": Pieces(grpc, self._patience)}
         self._pieces["metrics"] = Pieces(Address(ports["Metrics"]), self._patience)
         self._own = Kept(own, self._patience)
-        self._page = Kept(page, self._patience)
+        self._pages = [Kept(each, self._patience) for each in {page, Address(ports["Metrics"])}]
         self._asks = Kept(http, self._patience)
         self._canaries = Canaries(self._asks, self._calls[0])
+        self._books = Books(self._asks, tenants=self.profile in ("guarded", "shared"))
         self._reader = Reader()
         self._stack.callback(self._reader.close)
         self._log = Log(self._folder / "log")
         self._before = monitor.shared_memory_of(self._serving.process.pid)
         self._errors: dict[str, float] = {}
         await self._settle()
+
+    def _in_front(self) -> AbstractContextManager[Serving] | None:
+        """Return what starts the router or the picker; None if there is neither."""
+        pool = _pool(self._serving)
+        if self.profile == "picker":
+            file = self._folder / "cluster.toml"
+            file.write_text(pool)
+            command = [NERITE, "pick", file, "--port", "0", "--metrics-port", "0"]
+            return program(command, self._folder / "picker.log", clean=False, internal_errors=True)
+        if self.profile not in ("routed", "shared"):
+            return None
+        stores = f'ledger = "{self._folder}/router-ledger.db"\nbatches = "{self._folder}/router-batches.db"\n'
+        if self.profile == "shared":
+            database = self._stack.enter_context(postgres_server(self._folder / "postgres"))
+            stores = f'ledger = "{database}"\nbatches = "{database}"\nbatch-files = "{self._folder}/router-files"\n'
+            stores += f'policy-file = "{self._folder}/policy.toml"\n'
+        return routing(self._folder, pool, router=ROUTER + stores, clean=False)
 
     def _python_path(self) -> str:
         inside = str(Path(__file__).with_name("inside")) if self.profile == "cycles" else ""
@@ -203,7 +233,7 @@ class Server:
         await self._close_lanes()
         pids = [self._serving.process.pid, *monitor.processes_of(self._serving.process.pid)]
         try:
-            for each in (self._router, self._serving):
+            for each in (self._front, self._serving):
                 if each is not None and (status := await asyncio.to_thread(each.stop)):
                     found.append(Symptom("the end", "exit status", f"{status}"))
         except Exception as error:  # it was killed: it did not end
@@ -233,7 +263,11 @@ class Server:
 
     async def _close_lanes(self) -> None:
         await asyncio.gather(
-            *(lane.close() for lane in (*self._kept, *self._loads, *self._calls, self._own, self._page, self._asks))
+            *(
+                lane.close()
+                for lanes in (self._kept, self._loads, self._runs, self._calls, (self._own, *self._pages, self._asks))
+                for lane in lanes
+            )
         )
 
     # Inputs
@@ -251,18 +285,25 @@ class Server:
             else:
                 queues[lane].append(case)
         substitutes = [(administration.KEY.encode(), self._key)]
+        substitutes += [(name.encode(), value.encode()) for name, value in self._ids.items()]
 
         async def kept(lane: Kept, queue: deque[Case], ahead: int) -> None:
             while queue:
                 batch = [queue.popleft() for _ in range(min(ahead, len(queue)))]
-                outcomes.extend(await lane.send(batch, substitutes))
+                began = time.monotonic()
+                found = await lane.send(batch, substitutes)
+                seconds = (time.monotonic() - began) / len(batch)
+                outcomes.extend(outcome._replace(seconds=seconds) for outcome in found)
 
         async def alone(queue: deque[Case], send: Callable[[Case], Awaitable[Outcome]]) -> None:
             while queue:
-                outcomes.append(await send(queue.popleft()))
+                began = time.monotonic()
+                outcome = await send(queue.popleft())
+                outcomes.append(outcome._replace(seconds=time.monotonic() - began))
 
         work: list[Awaitable[None]] = [kept(lane, queues[KEPT], _AHEAD) for lane in self._kept]
         work += [alone(queues[LOADS], lambda case, lane=lane: self._load(lane, case)) for lane in self._loads]
+        work += [alone(queues[RUNS], Runs(lane).send) for lane in self._runs]
         for lane in (PIECES, FRAMES):
             work += [
                 alone(queues[lane], lambda case: self._pieces[case.surface].send(case)) for _ in range(_TOGETHER[lane])
@@ -274,12 +315,13 @@ class Server:
         return outcomes
 
     async def _load(self, lane: Kept, case: Case) -> Outcome:
-        """Send a load; what is behind its body is the configuration in the repository by then."""
+        """Send a load; what is behind its body is a file in the repository by then, and where that is."""
         if len(case.parts) < 3:
             (outcome,) = await lane.send([case])
             return outcome
         async with self._disk:
-            (self._folder / "models" / models.ON_DISK / "config.pbtxt").write_bytes(case.parts[2])
+            place = case.parts[3].decode() if len(case.parts) > 3 else f"{models.ON_DISK}/config.pbtxt"
+            (self._folder / "models" / place).write_bytes(case.parts[2])
             (outcome,) = await lane.send([case])
         return outcome
 
@@ -289,9 +331,9 @@ class Server:
         """Return what is wrong with it now."""
         if self._dead:
             return [Symptom("died", "server", f"exit status {self._serving.process.returncode}"), *self._told()]
-        if self._router is not None and (status := self._router.process.poll()) is not None:
-            return [Symptom("died", "router", f"exit status {status}"), *self._told()]
-        found = await self._settle() or await self._canaries.ask()
+        if self._front is not None and (status := self._front.process.poll()) is not None:
+            return [Symptom("died", "front", f"exit status {status}"), *self._told()]
+        found = await self._settle() or await self._provide() or await self._ask()
         found += self._told()
         before, self._errors = self._errors, await self._counted(_ERRORS)
         new = {name: count for name, count in self._errors.items() if count > before.get(name, 0)}
@@ -299,9 +341,39 @@ class Server:
             found += [Symptom("internal errors", name, str(count)) for name, count in new.items()]
         return found
 
+    async def _ask(self) -> list[Symptom]:
+        """Return which of the requests whose answers are known are not answered so."""
+        if self.profile == "picker":
+            return await self._canaries.pick(self._serving.http)
+        return await self._canaries.ask() or await self._books.ask()
+
+    async def _provide(self) -> list[Symptom]:
+        """Have a file and a response that inputs may name, as one of them may have deleted them."""
+        if self.profile == "picker":
+            return []
+        text = items("inside", 3)
+        answer = {"model": "words", "input": "a", "max_output_tokens": 1}
+        made = {
+            stored.FILE: ("/v1/files", upload(text)),
+            stored.RESPONSE: ("/v1/responses", request(b"POST /v1/responses", json.dumps(answer).encode())),
+        }
+        for name, (place, raw) in made.items():
+            there = request(f"GET {place}/{self._ids.get(name, name)}".encode(), b"")
+            for asked in (there, raw):
+                answers, complaint = await self._asks.ask([asked])
+                if answers and answers[0].status == 200:
+                    self._ids[name] = json.loads(answers[0].body)["id"]
+                    break
+            else:
+                said = answers[0].body.decode(errors="replace") if answers else complaint
+                return [Symptom("canary", place, said[:1_000])]
+        if self._books.runs.last:
+            self._ids[stored.BATCH] = self._books.runs.last["id"]
+        return []
+
     def _told(self) -> list[Symptom]:
         """Return what the logs tell."""
-        return self._log.symptoms() + ([] if self._router is None else self._router_log.symptoms())
+        return self._log.symptoms() + ([] if self._front is None else self._front_log.symptoms())
 
     async def _settle(self) -> list[Symptom]:
         """Set settings and regions to what they were at first."""
@@ -331,11 +403,14 @@ class Server:
         return []
 
     async def _counted(self, prefix: str) -> dict[str, float]:
-        """Return the samples of the metrics page whose names begin so."""
-        answers, _ = await self._page.ask([request(b"GET /metrics", b"")])
-        lines = answers[0].body.decode().splitlines() if answers else []
-        split = (line.rpartition(" ") for line in lines if line.startswith(prefix))
-        return {name: float(count) for name, _, count in split}
+        """Return the samples of the metrics pages whose names begin so."""
+        found: Counter[str] = Counter()
+        for page in self._pages:
+            answers, _ = await page.ask([request(b"GET /metrics", b"")])
+            for line in answers[0].body.decode().split("\n") if answers else []:
+                name, _, count = line.rpartition(" ")
+                found[name] += float(count) if name.startswith(prefix) else 0
+        return {name: count for name, count in found.items() if name.startswith(prefix)}
 
     async def rest(self) -> list[Symptom]:
         """Let it come to rest; return what it holds that it did not hold at first."""
@@ -343,17 +418,14 @@ class Server:
             return []
         await self._forget_foreign_segments()
         caches = int(sum((await self._counted(_CACHES)).values()))
-        if self._router is not None:
-            told = await asyncio.to_thread(self._router.metrics)
-            caches += int(sum(value for name, value in told.items() if name.startswith(_CACHES)))
         await self._close_lanes()
         pid = self._serving.process.pid
         before: monitor.Sample | None = None
         # Connections, and what guests had, end a moment after they are closed.
         for _ in range(200):
             sample = monitor.sample(pid, self._folder / "tmp", caches)
-            if self._router is not None:
-                sample = monitor.with_router(sample, self._router.process.pid)
+            if self._front is not None:
+                sample = monitor.with_router(sample, self._front.process.pid)
             first = self.samples[0] if self.samples else before
             found = [Symptom("rest", "server", "")] if first is None else monitor.more_open(first, sample)
             if not found:
@@ -382,12 +454,15 @@ class Server:
         return [Symptom("cycles", min(held), str(held))] if held else []
 
     async def _forget_foreign_segments(self) -> None:
-        """Unload what loads have brought, and forget regions that inputs have registered."""
+        """Unload what loads have brought, forget regions that inputs have registered, and end rollouts."""
+        for name in ("rollout.toml", "route.toml"):
+            (self._folder / "models" / models.ROLLED / name).unlink(missing_ok=True)
         # The index has those of the repository alone.
         answers, _ = await self._own.ask([request(b"GET /v2/models/stats", b"")])
         running = json.loads(answers[0].body)["model_stats"] if answers else []
-        names = {models.ON_DISK, *(each["name"] for each in running)} - models.MODELS.keys()
+        names = {models.ON_DISK, *(each["name"] for each in running)} - {*models.LOADED}
         asked = [request(f"POST /v2/repository/models/{name}/unload".encode(), b"") for name in sorted(names)]
+        asked += [request(f"POST {path}".encode(), json.dumps(body).encode()) for _, path, body in stored.SETTLED]
         asked.append(request(b"POST /v2/systemsharedmemory/unregister", b""))
         await self._own.ask(asked)
         await self._settle()

@@ -4,6 +4,7 @@ An input of most surfaces over HTTP is well formed as far as framing goes: the f
 path and lines of headers, the second the body. The server owes an answer to each of these. An input of ``http`` and
 ``http2`` is bytes, sent in pieces on a connection of its own; the server owes an end of that connection. An input of
 gRPC is a line with the path and lines of metadata, and then what DATA frames carry; what is owed is an end of the call.
+An input of ``batches`` is a head, a file, the batch that runs it, and what is done to that; what is owed is its end.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from fuzz import administration, configurations, forms, inference, routed, tokens
+from fuzz import administration, configurations, forms, inference, picking, routed, stored, tokens
 from fuzz.administration import Request
 from fuzz.case import Case
 from fuzz.mutators import documents, fields, frames, heads, octets
 
 KEPT, LOADS, PIECES, CALLS, FRAMES, LOCAL = "kept", "loads", "pieces", "calls", "frames", "local"
-"""How inputs are sent: see ``lanes``. ``local``: not at all, they are read in this process."""
+RUNS = "runs"
+"""How inputs are sent: see ``lanes``, and ``batch_runs``. ``local``: not at all, they are read in this process."""
 Parts = tuple[bytes, ...]
 
 
@@ -172,6 +174,26 @@ def _load(rng: random.Random) -> Parts:
     return head(rng, method, path), body
 
 
+def _rollout(rng: random.Random) -> Parts:
+    if rng.random() < 0.7:
+        return _request(stored.rollout)(rng)
+    name = rng.choice(("rollout.toml", "route.toml"))
+    text = configurations.rollout(rng) if name == "rollout.toml" else configurations.route(rng)
+    look, text, place = stored.declared(rng, name, text)
+    return head(rng, look.method, look.path), b"", text, place.encode()
+
+
+def _batch(rng: random.Random) -> Parts:
+    first = b"POST /v1/files" if rng.random() < 0.95 else b"POST /v1/files\nx-tenant: small"
+    return (first, *stored.run(rng))
+
+
+def _named(rng: random.Random) -> Parts:
+    (method, path, document), lines = stored.named(rng)
+    body = documents.dumped(document) if rng.random() < 0.7 else documents.mutated(rng, document)
+    return head(rng, method, path, *lines), body
+
+
 def _metadata(rng: random.Random) -> list[tuple[bytes, bytes]]:
     made = []
     if rng.random() < 0.1:
@@ -252,12 +274,24 @@ def _stream(rng: random.Random) -> Parts:
         if rng.random() < 0.4:
             message = fields.mutated(rng, message)
         bodies.append(_framed(rng, message, metadata))
+    return _of_stream(rng, "/inference.GRPCInferenceService/ModelStreamInfer", bodies, metadata)
+
+
+def _of_stream(rng: random.Random, path: str, bodies: list[bytes], metadata: list[tuple[bytes, bytes]]) -> Parts:
     body = b"".join(bodies)[: octets.LARGEST]
     pieces = bodies if rng.random() < 0.5 else heads.pieces(rng, body)
     if pieces and rng.random() < 0.15:
         pieces[-1] = pieces[-1][: rng.randrange(len(pieces[-1]) + 1)]
     end = rng.choice((b"", b"", b"", b"", b"reset", b"trailers"))
-    return (_call_head("/inference.GRPCInferenceService/ModelStreamInfer", metadata, end=end), *pieces)
+    return (_call_head(path, metadata, end=end), *pieces)
+
+
+def _picker(rng: random.Random) -> Parts:
+    odd = rng.random() < 0.3
+    messages = [each.SerializeToString() for each in picking.session(rng)]
+    metadata = _metadata(rng) if odd else []
+    bodies = [_framed(rng, fields.mutated(rng, each) if odd else each, metadata) for each in messages]
+    return _of_stream(rng, picking.PROCESS, bodies, metadata)
 
 
 def _http2(rng: random.Random) -> Parts:
@@ -287,20 +321,27 @@ def _config(rng: random.Random) -> Parts:
 
 SURFACES: Final[Mapping[str, Surface]] = {
     "json": Surface(KEPT, 10, _json),
-    "binary": Surface(KEPT, 10, _binary),
-    "bytes": Surface(KEPT, 7, _bytes),
-    "paths": Surface(KEPT, 4, _paths),
-    "http": Surface(PIECES, 9, _http, 0),
+    "binary": Surface(KEPT, 8, _binary),
+    "bytes": Surface(KEPT, 6, _bytes),
+    "paths": Surface(KEPT, 3, _paths),
+    "http": Surface(PIECES, 8, _http, 0),
     "metrics": Surface(PIECES, 1, _http, 0),
-    "grpc": Surface(CALLS, 10, _grpc, 1),
+    "grpc": Surface(CALLS, 9, _grpc, 1),
     "streams": Surface(CALLS, 6, _stream, 1),
-    "http2": Surface(FRAMES, 8, _http2, 0),
-    "openai": Surface(KEPT, 8, _request(administration.openai)),
+    "http2": Surface(FRAMES, 7, _http2, 0),
+    "openai": Surface(KEPT, 7, _request(administration.openai)),
     "forms": Surface(KEPT, 3, _form),
-    "regions": Surface(KEPT, 4, _request(administration.region, 0.3)),
+    "regions": Surface(KEPT, 3, _request(administration.region, 0.3)),
     "settings": Surface(KEPT, 3, _request(administration.setting)),
     "loads": Surface(LOADS, 1, _load),
-    "config": Surface(LOCAL, 4, _config),
+    "files": Surface(KEPT, 2, _request(stored.file, 0.4)),
+    "batches": Surface(RUNS, 2, _batch, 3),
+    "usage": Surface(KEPT, 1, _request(stored.usage, 0.4)),
+    "chains": Surface(KEPT, 1, _request(stored.chain, 0.5)),
+    "names": Surface(KEPT, 2, _named),
+    "steering": Surface(LOADS, 1, _rollout),
+    "picker": Surface(CALLS, 1, _picker, 1),
+    "config": Surface(LOCAL, 3, _config),
     "answers": Surface(LOCAL, 2, _answers, 0),
     "policy": Surface(LOCAL, 2, lambda rng: (configurations.policy(rng),), 0),
     "batch": Surface(LOCAL, 2, lambda rng: (configurations.batch(rng),), 0),
@@ -311,6 +352,13 @@ SURFACES: Final[Mapping[str, Surface]] = {
     "responses": Surface(LOCAL, 2, routed.response, 0),
 }
 """All there are."""
+OF_PICKER: Final = ("picker", "http2", "metrics")
+"""Those that are sent to an endpoint picker, which answers nothing else."""
+
+
+def of_profile(profile: str, names: list[str]) -> list[str]:
+    """Return which of these surfaces what is started with a profile has."""
+    return [name for name in names if (name in OF_PICKER if profile == "picker" else name != "picker")]
 
 
 def case(surface: str, seed: int, number: int) -> Case:

@@ -23,7 +23,7 @@ SEED = 3
 
 
 class Stub:
-    """A small server with mistakes: a body with ``wedge`` stops it for good, one with ``trip`` is an internal error."""
+    """A small server with mistakes: a body with ``wedge`` stops it for good, ``trip`` is an internal error."""
 
     def __init__(self, patience: float, *, wedge: bytes = b"", trip: bytes = b"") -> None:
         self.profile = "plain"
@@ -48,7 +48,7 @@ class Stub:
                 else:
                     body = await reader.readexactly(int(head.rpartition(b"content-length: ")[2].split(b"\r\n")[0]))
                 self._wedged = self._wedged or bool(self._wedge and self._wedge in body)
-                self._tripped += bool(self._trip and self._trip in body)
+                self._tripped += bool(self._trip and self._trip in head + body)
                 if not self._wedged:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         writer.close()

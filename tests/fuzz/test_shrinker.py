@@ -52,6 +52,7 @@ def test_texts_are_shrunk_inside_of_trees() -> None:
         ((b"POST /x\nA: b", b'{"a": [1, 2, {"b": -7}], "c": 1}'), b"-7", (b"POST /x", b'{"a":[{"b":-7}]}')),
         ((b"POST /x", b"\x00\x01\xff\x02"), b"\xff", (b"POST /x", b"\xff")),
         ((b"POST /x", b'{"a": not JSON \xff'), b"\xff", (b"POST /x", b"\xff")),
+        ((b"POST /x", b'{"a":' + b"[" * 700 + b"-7" + b"]" * 700 + b"}"), b"-7", (b"POST /x", b"-7")),
         ((b"/call", b"one", b"two\xff", b"three"), b"\xff", (b"/call", b"\xff")),
         ((b"/call\na: b\nc: \xff", b"one"), b"c: \xff", (b"/call\nc: \xff",)),
     ],

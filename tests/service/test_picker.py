@@ -308,3 +308,41 @@ def test_messages_that_are_none_end_the_call(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as other:
             list(channel.stream_stream("/some.Service/Method")(iter([])))
         assert other.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_bodies_that_do_not_end_take_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
+    limit = "[router]\nmax-bytes-in-flight = 1_000_000\n"
+    with (
+        two() as members,
+        picking(tmp_path, *members, more=limit) as picker,
+        grpc.insecure_channel(address(picker)) as channel,
+    ):
+        typed = channel.stream_stream(
+            PROCESS,
+            request_serializer=wire.ProcessingRequest.SerializeToString,
+            response_deserializer=wire.ProcessingResponse.FromString,
+        )
+        goes_on = threading.Event()
+
+        def begun(last: bytes, size: int) -> Iterator[wire.ProcessingRequest]:
+            path = wire.HeaderValue(key=":path", raw_value=b"/v1/completions")
+            modes = wire.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)
+            headers = wire.HttpHeaders(headers=wire.HeaderMap(headers=[path]))
+            yield wire.ProcessingRequest(request_headers=headers, protocol_config=modes)
+            yield wire.ProcessingRequest(request_body=wire.HttpBody(body=b" " * size))
+            assert not last or goes_on.wait(PATIENCE)
+            yield wire.ProcessingRequest(request_body=wire.HttpBody(body=last, end_of_stream=True))
+
+        first = typed(begun(b'{"model": "m", "prompt": "a"}', 700_000))
+
+        def refused() -> bool:
+            (answer,) = typed(begun(b"", 400_000))
+            return answer.immediate_response.status.code == 429
+
+        try:
+            eventually(refused)
+        finally:
+            goes_on.set()
+        assert next(first).WhichOneof("response") == "request_headers"
+        first.cancel()
+        eventually(lambda: not refused())

@@ -242,6 +242,17 @@ def test_a_check_that_blocks(models: Path) -> None:
         assert server.ready()
 
 
+def test_a_model_to_which_a_route_leads_has_no_rollout(models: Path) -> None:
+    (models / "front").mkdir()
+    (models / "front" / "route.toml").write_text('[[arm]]\nmodel = "adder"\nweight = 1\n')
+    with house(models) as server:
+        python_model(models, "adder", adds(2), CONFIG, 2)
+        start(server, QUICK)
+        found = reaches(server, "aborted")
+        assert "'front' leads to 'adder', which is a route itself" in found["text"]
+        assert served(server) == 1.0
+
+
 def test_a_rollout_goes_on_after_a_restart(models: Path) -> None:
     with house(models) as server, load(server):
         python_model(models, "adder", adds(2), CONFIG, version=2)

@@ -149,7 +149,10 @@ def read_number(value: object) -> float:
     """Return a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError("must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("must be a number of at most 300 digits") from None
 
 
 def read_amount(value: object) -> float:

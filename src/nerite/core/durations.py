@@ -17,8 +17,9 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 def duration_of(text: object) -> float:
     """Return seconds: of a number, or of ``90s``, ``5m``, ``1h30m``, ``2d``. Raises ``ValueError``."""
+    seconds: float
     if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
+        seconds = text
     elif isinstance(text, str) and _DURATION.fullmatch(text):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     elif isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text):
@@ -27,7 +28,7 @@ def duration_of(text: object) -> float:
         raise ValueError("must be a duration, as in 30s, 5m or 1h30m")
     if not 0 <= seconds <= _LONGEST:
         raise ValueError("must be from 0 to 366 days")
-    return seconds
+    return float(seconds)
 
 
 def duration_text(seconds: float) -> str:

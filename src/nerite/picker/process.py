@@ -17,7 +17,7 @@ from nerite.picker.endpoints import EndpointTable
 from nerite.picker.service import PickerConnection, PickerService
 from nerite.picker.session import PickSession
 from nerite.router.metrics import RouterMetrics
-from nerite.router.pool_process import PoolProcess
+from nerite.router.pool_process import BYTES_SETTING, PoolProcess, most_bytes
 from nerite.transports.grpc.listener import GrpcListener
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard
@@ -58,8 +58,11 @@ class PickerProcess(PoolProcess):
         self._ports = ports
         self._draining = False
         self._endpoints = EndpointTable(self.table)
-        bounds = TransportLimits(max_connections=settings.router.max_connections)
-        max_body = settings.router.max_body
+        router = settings.router
+        bounds = TransportLimits(
+            max_connections=router.max_connections, max_bytes=most_bytes(router), bytes_setting=BYTES_SETTING
+        )
+        max_body = router.max_body
         service = PickerService(
             lambda: PickSession(self._endpoints, max_body, self.session_headers, conformance=ports.conformance),
             lambda: self._endpoints.ready and not self._draining,

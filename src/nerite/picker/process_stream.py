@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -70,8 +70,23 @@ class ProcessStream:
             self._take(bytes(memoryview(self._held)[start + _PREFIX_SIZE : stop]))
             start = stop
         del self._held[:start]
+        if self._alive:
+            self._reserve()
         if end and self._alive:
             self._end(messages.OK, "")
+
+    def _reserve(self) -> None:
+        """Reserve memory for what is kept; refuse the request if there is none."""
+        more = _STREAM_BYTES + len(self._held) + self._session.kept - self.share.size
+        if more <= 0:
+            self.share.give_back(-more)
+        elif not self.share.take(more):
+            error = self.connection.bounds.bytes.refusal(more)
+            if self._session.decided:
+                self.abandon(error)
+            else:
+                self._send([self._session.refuse(error)])
+                self._end(messages.OK, "")
 
     def _take(self, message: bytes) -> None:
         try:
@@ -79,7 +94,10 @@ class ProcessStream:
         except DecodeError:
             self._end(messages.INTERNAL, "a message is not a ProcessingRequest")
             return
-        parts = [messages.framed(answer.SerializeToString()) for answer in self._session.take(request)]
+        self._send(self._session.take(request))
+
+    def _send(self, answers: Iterable[wire.ProcessingResponse]) -> None:
+        parts = [messages.framed(answer.SerializeToString()) for answer in answers]
         if not parts:
             return
         http2 = self.connection.http2

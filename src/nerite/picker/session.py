@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from time import monotonic_ns
 from typing import Final
@@ -32,6 +33,8 @@ _GENERATED: Final = ("generate", "generate_stream")
 _INFERENCES: Final = ("infer", *_GENERATED)
 _FULL_DUPLEX: Final = 4
 _BUFFERED: Final = 2
+_STATUS: Final = re.compile("[1-5][0-9]{2}")
+"""Of a response. It becomes a label of metrics, so nothing else may."""
 _FAILED: Final = range(500, 600)
 _REFUSED: Final = ("429", "503")
 _INFINITE: Final = float("inf")
@@ -111,6 +114,22 @@ class PickSession:
             self.close()
             yield wire.ProcessingResponse(response_trailers=wire.TrailersResponse())
 
+    @property
+    def kept(self) -> int:
+        """Bytes of the body that are kept."""
+        return len(self._body)
+
+    @property
+    def decided(self) -> bool:
+        """Whether an endpoint was chosen, or the request was refused."""
+        return self._decided
+
+    def refuse(self, error: NeriteError) -> wire.ProcessingResponse:
+        """Refuse the request, whose body is no longer kept. To be called before it is decided."""
+        self._decided = True
+        self._body = bytearray()
+        return answers.refused(error.http_status, error.message, error.retry_after)
+
     def close(self, *, cancelled: bool = False) -> None:
         """Note that the request has ended. Repeated calls have no effect."""
         attempt, self._attempt = self._attempt, None
@@ -120,7 +139,7 @@ class PickSession:
             how = AttemptEnd.CANCELLED if cancelled else AttemptEnd.LOST
         elif self._status in _REFUSED:
             how = AttemptEnd.REFUSED
-        elif self._status.isdigit() and int(self._status) in _FAILED:
+        elif int(self._status) in _FAILED:
             how = AttemptEnd.FAILED
         else:
             how = AttemptEnd.ANSWERED
@@ -262,7 +281,8 @@ class PickSession:
     def _take_response_headers(self, message: wire.ProcessingRequest) -> str:
         """Note what the headers say; return who has answered, as far as the gateway says."""
         fields = answers.fields_of(message.response_headers.headers)
-        self._status = fields.get(":status", "")
+        status = fields.get(":status", "")
+        self._status = status if _STATUS.fullmatch(status) else ""
         line = fields.get("endpoint-load-metrics", "")
         self._report = load_report(line.encode("latin-1")) if line else None
         served = answers.served_of(message)

@@ -305,6 +305,7 @@ class RolloutController:
             if not spec.force:
                 refuse_if_blocked(found)
             await self._versions.keep_both(run)
+            self._routes.check(run.route())
             blocked = ""
         except NeriteError as error:
             blocked = f"version {spec.to} was not rolled out: {error.message}"

@@ -9,20 +9,31 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
 from nerite.balancing.member import Member
-from nerite.cluster.settings import ClusterSettings
+from nerite.cluster.settings import ClusterSettings, RouterSettings
 from nerite.config.watched_file import watched
 from nerite.core.background import BackgroundWork, report_unhandled, start_background
 from nerite.core.errors import NeriteError
 from nerite.core.work_loop import WorkLoops
 from nerite.observability.log import log
+from nerite.observability.machine import usable_memory
 from nerite.router.discovery import Discovery
 from nerite.router.health import HealthChecks
 from nerite.router.http_members import HttpMembers
 from nerite.router.member_tls import HTTP, MemberContexts
 from nerite.router.pools import PoolTable, RouterPool
 from nerite.transports.access import AccessKeys, KeyFile, Lock, check_key_files
+from nerite.transports.limits import bytes_for
+
+BYTES_SETTING: Final = "max-bytes-in-flight in [router] of the cluster file"
+
+
+def most_bytes(router: RouterSettings) -> int:
+    """Return how many bytes of requests may be in flight; 0: any number."""
+    most = router.max_bytes_in_flight
+    return bytes_for(usable_memory()) if most < 0 else most
 
 
 class PoolProcess(ABC):

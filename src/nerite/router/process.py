@@ -28,7 +28,7 @@ from nerite.core.errors import InvalidArgument, NeriteError, Unavailable
 from nerite.ledger.ledger import Ledger
 from nerite.llm.openai.batch_api import BatchApi
 from nerite.observability.log import log
-from nerite.observability.machine import raise_open_file_limit, usable_memory
+from nerite.observability.machine import raise_open_file_limit
 from nerite.redis.settings import settings_of_address
 from nerite.rollouts.webhook import WebhookClient, Webhooks
 from nerite.router.accounting import RouterLedger
@@ -40,7 +40,7 @@ from nerite.router.member_tls import GRPC, MemberContexts
 from nerite.router.metrics import RouterMetrics
 from nerite.router.placement import PoolPlacement
 from nerite.router.placement_lease import LeaseRedis, PlacementLease
-from nerite.router.pool_process import PoolProcess, open_lock
+from nerite.router.pool_process import BYTES_SETTING, PoolProcess, most_bytes, open_lock
 from nerite.router.pool_rollouts import PoolRollout
 from nerite.router.pools import RouterPool
 from nerite.router.replica_scaling import ReplicaScaling
@@ -53,7 +53,7 @@ from nerite.transports.http.background import BackgroundApi
 from nerite.transports.http.head import header_text_of
 from nerite.transports.http.listener import HttpListener
 from nerite.transports.http.origins import BrowserGuard, Cors
-from nerite.transports.limits import TransportLimits, bytes_for, connections_for
+from nerite.transports.limits import TransportLimits, connections_for
 from nerite.transports.listeners import IdleCheck, exit_keepalive
 
 _IDLE_SECONDS: Final = 600.0
@@ -132,13 +132,12 @@ def port_contexts(router: RouterSettings) -> PortContexts:
 
 def _limits_of(router: RouterSettings) -> TransportLimits:
     """Return what the clients of a router may take of its memory and connections."""
-    most_bytes = router.max_bytes_in_flight
     return TransportLimits(
-        max_bytes=bytes_for(usable_memory()) if most_bytes < 0 else most_bytes,
+        max_bytes=most_bytes(router),
         max_connections=router.max_connections or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
         idle_seconds=_IDLE_SECONDS,
         exit_keepalive=exit_keepalive(router.exit_keepalive, router.exit_timeout),
-        bytes_setting="max-bytes-in-flight in [router] of the cluster file",
+        bytes_setting=BYTES_SETTING,
         connections_setting="max-connections in [router] of the cluster file",
     )
 

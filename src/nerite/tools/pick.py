@@ -12,12 +12,12 @@ from nerite.core.errors import InvalidArgument
 
 _PORT: Final = 9002
 _METRICS_PORT: Final = 9090
-USED: Final = ("max-body", "connect-timeout", "exit-timeout", "max-connections")
+USED: Final = ("max-body", "max-bytes-in-flight", "connect-timeout", "exit-timeout", "max-connections")
 """Keys of ``[router]`` that have an effect."""
 _EPILOG: Final = """\
 The gateway asks the picker over ext_proc (Endpoint Picker Protocol 1.0) where each request goes, and carries the data.
-The cluster file is that of nerite route; of its table [router], a picker uses max-body, connect-timeout, exit-timeout
-and max-connections.
+The cluster file is that of nerite route; of its table [router], a picker uses max-body, max-bytes-in-flight,
+connect-timeout, exit-timeout and max-connections.
 
 Example:
   nerite pick cluster.toml --port 9002

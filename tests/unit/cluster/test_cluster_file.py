@@ -132,6 +132,8 @@ MODELS = '[[pool]]\nname = "a"\nmodels = "m"\n'
         ("[router]\ntimeout = 'soon'\n" + POOL, "router.timeout: must be a duration"),
         ("[router]\npaths = ['/v2/x']\n" + POOL, "router.paths: must be paths under /v1"),
         ("[router]\npaths = ['/v1/../v2/x']\n" + POOL, "router.paths: must be paths under /v1"),
+        (f"[router]\ntimeout = 1{'0' * 400}\n" + POOL, "router.timeout: must be from 0 to 366 days"),
+        (POOL + f"load-factor = 1{'0' * 400}", "pool.1.load-factor: must be a number of at most 300 digits"),
         ("router = 1\n" + POOL, "router: must be a table"),
         ("pool = 1", "pool: must be tables"),
         (POOL + 'kind = "vlm"', "cluster.toml:4: pool.1.kind: must be one of"),

@@ -73,6 +73,7 @@ def test_what_the_command_line_passes_on() -> None:
         ("shadow", True, "must be a percentage above 0"),
         ("hold", "5 minutes", "must be a duration, as in 30s, 5m or 1h30m"),
         ("hold", -1, "must be from 0 to 366 days"),
+        ("hold", 10**400, "must be from 0 to 366 days"),
         ("hold", float("nan"), "must be from 0 to 366 days"),
         ("hold", True, "must be a duration"),
         ("deadline", "400d", "must be from 0 to 366 days"),

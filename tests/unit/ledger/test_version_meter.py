@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 
@@ -17,7 +18,7 @@ from nerite.core.item_attempt import new_attempt, new_batch_id
 from nerite.core.model_calls import ChildRequest
 from nerite.core.request import NOBODY, Assignment, Caller, InferenceRequest
 from nerite.core.response import InferenceResponse
-from nerite.ledger.meter import MeterSession, VersionMeter
+from nerite.ledger.meter import MeterSession, RequestAccount, VersionMeter
 from nerite.ledger.row import Ending, LedgerRow, Origin, WallClock, summed
 
 
@@ -78,6 +79,14 @@ def test_a_batch_is_divided_by_rows() -> None:
     assert [(row.amounts.compute_ns, row.amounts.queue_ns) for row in meter.rows] == [(10, 100), (30, 100)]
     assert {row.key.ending for row in meter.rows} == {Ending.ANSWERED}
     meter.balanced(200)
+
+
+def test_a_request_that_is_over_is_not_kept() -> None:
+    meter = Meter()
+    asked = meter.ask()
+    meter.run([asked], 1, 2)
+    answer(asked)
+    assert not any(isinstance(each, RequestAccount) for each in gc.get_referrers(asked))
 
 
 def test_who_asked_is_in_the_row() -> None:

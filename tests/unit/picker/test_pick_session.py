@@ -225,6 +225,16 @@ def test_a_response_passes_and_ends_the_request():
     assert sum(count for (_, code), count in gateway.pool.answers.items() if code == "200") == 1
 
 
+@pytest.mark.parametrize("status", ["", "abc", "2000", "\x85", "200 \u2028", "\u0662\u0660\u0660", "x" * 5_000])
+def test_a_status_that_is_none_is_no_label(status):
+    gateway = Gateway()
+    gateway.headers()
+    gateway.body(CHAT)
+    gateway.respond(status)
+    gateway.session.close()
+    assert {code for (_, code), count in gateway.pool.answers.items() if count} == {"lost"}
+
+
 def test_another_endpoint_has_served():
     gateway = Gateway()
     gateway.headers()
