@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nerite.config.options import METRICS_CATEGORY, OpenAiOptions
 from nerite.core.client_text import checked
 from nerite.core.errors import NeriteError, NotFound
+from nerite.core.request import owner_of
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
@@ -120,6 +121,9 @@ class Router(InferenceRouter):
         try:
             for name, value in route.arguments.items():
                 checked(value, f"the {name} in the path")
+            arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
+            if endpoint.category == "shared-memory":
+                arguments = {**arguments, "owner": owner_of(self.sender_of(head).caller)}
         except NeriteError as error:
             return HttpTarget(refusal=refusal or reply.error_reply(error))
         if endpoint.name == "metrics":
@@ -128,7 +132,6 @@ class Router(InferenceRouter):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         change = head.method == "POST" and len(endpoint.methods) > 1
         call = getattr(self._administration, f"change_{endpoint.name}" if change else endpoint.name)
-        arguments = {"query": head.query} if endpoint.name in QUERIED else route.arguments
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
 
     def _metrics_target(self, head: RequestHead) -> HttpTarget:
