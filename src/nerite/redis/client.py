@@ -10,7 +10,7 @@ from typing import Final
 
 from nerite.core.failures import report
 from nerite.observability.log import RateLimitedWarning
-from nerite.redis.connection import RedisConnection, Reply
+from nerite.redis.connection import MAX_REPLY, RedisConnection, Reply
 from nerite.redis.settings import RedisSettings
 from nerite.scheduling.backoff import ExponentialBackoff
 
@@ -31,12 +31,14 @@ class RedisClient:
         longest: float = _LONGEST,
         changed: Callable[[], None] = lambda: None,
         check: Callable[[], Sequence[bytes]] = lambda: (b"PING",),
+        max_reply: int = MAX_REPLY,
     ) -> None:
         """``meanwhile`` says in the log what happens without Redis. ``changed``: called on connection and loss.
 
         ``longest``: maximum number of seconds between two attempts to connect. ``check`` returns the command that
-        Redis must carry out, else it is taken to be away.
+        Redis must carry out, else it is taken to be away. ``max_reply`` is that of the connection.
         """
+        self._max_reply = max_reply
         self.settings = settings
         self.connection: RedisConnection | None = None
         """The connection; None while there is none."""
@@ -56,7 +58,7 @@ class RedisClient:
         tls = settings.tls()
         async with asyncio.timeout(settings.connect_timeout / 1000 or None):
             _, connection = await self._loop.create_connection(
-                lambda: RedisConnection(self._loop, settings.socket_timeout / 1000, self._lost),
+                lambda: RedisConnection(self._loop, settings.socket_timeout / 1000, self._lost, self._max_reply),
                 settings.host,
                 settings.port,
                 ssl=tls,

@@ -18,6 +18,8 @@ Answered = Callable[[Reply], None]
 _SEND_BUFFER: Final = 16 * 1024 * 1024
 """Size of the send buffer in bytes above which no commands are sent until Redis catches up."""
 _INCOMPLETE: Final = object()
+MAX_REPLY: Final = 1024 * 1024
+"""Size of a reply in bytes, unless values may be larger."""
 
 
 class RedisConnection(asyncio.Protocol):
@@ -27,12 +29,20 @@ class RedisConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, patience: float, lost: Callable[[RedisConnection, Exception], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        patience: float,
+        lost: Callable[[RedisConnection, Exception], None],
+        max_reply: int = MAX_REPLY,
     ) -> None:
         """``patience``: timeout of a reply in seconds, after which the connection is closed; 0 for none.
 
-        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception.
+        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception. A
+        reply of more than ``max_reply`` bytes ends it: what has arrived of a reply is kept until it is complete.
         """
+        self._max_reply = max_reply
+        self._received = 0
+        """Bytes that have arrived since the last complete reply."""
         self._loop = loop
         self._patience = patience
         self._lost = lost
@@ -70,12 +80,17 @@ class RedisConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Deliver the complete replies."""
         self._reader.feed(data)
+        self._received += len(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if not self._asked:
                     raise hiredis.ProtocolError("an unexpected reply")
+                self._received = 0
                 self._answer(_plain(reply))
-        except hiredis.ProtocolError as error:
+            if self._received > self._max_reply:
+                raise hiredis.ProtocolError(f"a reply of more than {self._max_reply} bytes")
+        except (hiredis.ProtocolError, MemoryError) as error:
+            self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)  # frees what it has kept
             self.close(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
