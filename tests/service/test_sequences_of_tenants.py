@@ -166,7 +166,8 @@ def test_a_tenant_leaves_slots_for_others(server: Serving) -> None:
     tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     asked = {"inputs": [tensor], "parameters": {"sequence_id": 7, "timeout": 500_000, **START}}
     status, _, body = server.ask("POST", "/v2/models/own/infer", asked, **bob.headers)
-    assert (status, b"timeout of the corresponding sequence" in body) == (503, True), body
+    assert status == 503, body  # it has waited: the sequence batcher says so, or admission control
+    assert b"timeout" in body or b"deadline" in body
     assert [alice.ask("own", number, 2, **START) for number in (1, 2)] == [2, 2]
     for number in range(1, 7):
         bob.ask("own", number, 1, **END)
