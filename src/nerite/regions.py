@@ -8,6 +8,9 @@ open here, whatever its client does: inputs are used where they are. Front proce
 large the regions are, and the server process, which has opened them, reads inputs from there and writes outputs to it.
 
 A region that is unregistered while requests use it stays open until the last of them is answered.
+
+With tenants, names are those of an owner: a tenant, or "" for everybody without one. No request reaches the regions of
+another owner by their names, nor registers a file that another owner has registered.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from nerite.core.errors import (
     Unsupported,
 )
 from nerite.core.failures import system_error
-from nerite.core.request import InferenceRequest, ReplySink, SharedMemoryInput
+from nerite.core.request import InferenceRequest, ReplySink, SharedMemoryInput, owner_of
 from nerite.core.tensor import Buffer, DeviceBuffer, TensorData
 from nerite.devices.cuda import HANDLE_SIZE
 from nerite.devices.devices import ClientMemory, Devices
@@ -48,8 +51,10 @@ REMOVED_AFTER: Final = 0.5
 MAX_COPIED: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 """Limit on the bytes of inputs that are copied outside a model's arena, at any one time."""
 
-Registration: TypeAlias = tuple[int, str, str | int, int, int]
-"""A region as other processes are told of it: number, name, key of the file or number of the GPU, offset and size."""
+Registration: TypeAlias = tuple[int, str, str, str | int, int, int]
+"""A region as other processes are told of it: number, owner, name, key of the file or GPU, offset and size."""
+_Key: TypeAlias = tuple[str, str]
+"""Owner and name of a region."""
 Room = Callable[[int], memoryview | None]
 """Allocates writable memory of the given size from a model's arena; returns None if that is not possible."""
 
@@ -82,6 +87,8 @@ class Region(NamedTuple):
     """Requests with a tensor in the region. Answered requests are included while something references them."""
     number: int
     """Unique among all regions that this server has registered."""
+    owner: str
+    """The tenant that has registered it; empty for none."""
 
     @property
     def in_use(self) -> bool:
@@ -110,6 +117,8 @@ class CudaRegion(NamedTuple):
     users: weakref.WeakSet[InferenceRequest]
     """As in ``Region``."""
     number: int
+    """As in ``Region``."""
+    owner: str
     """As in ``Region``."""
 
     @property
@@ -151,27 +160,27 @@ class OutputPlace:
 
 
 class SharedMemoryRegions:
-    """All registered regions, by name."""
+    """All registered regions, by owner and name."""
 
     def __init__(self, *, allowed: bool, devices: Devices | None = None) -> None:
         """``allowed``: clients may register regions. Without ``devices``, none on a GPU."""
         self._allowed = allowed
         self._devices = devices
-        self._regions: dict[str, Region | CudaRegion] = {}
-        self._opening: set[str] = set()
+        self._regions: dict[_Key, Region | CudaRegion] = {}
+        self._opening: set[_Key] = set()
         """Names of the regions on GPUs that are being opened."""
         self._numbers = itertools.count(1)
-        self._unregistered: set[str] = set()
+        self._unregistered: set[_Key] = set()
         """Regions that were unregistered while requests used them."""
         self._removing = False
         """Whether ``_remove_unused`` is going to be called again."""
         self._copies = _Copies()
 
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+    def register(self, name: str, key: str, offset: int, byte_size: int, owner: str = "") -> None:
         """Register a part of the file ``key``. Raises Triton's errors."""
         self._check_allowed()
         self._remove_unused()
-        self._check_new(name)
+        self._check_new(owner, name)
         if not key.strip("/"):
             raise InvalidArgument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
         if key.lstrip("/").startswith(_RESERVED):
@@ -180,13 +189,16 @@ class SharedMemoryRegions:
                 f"prefix '{_RESERVED}'"
             )
         file = _open(key)
+        if any(_same(file, each) for each in self._regions.values() if each.owner != owner):
+            raise _cannot_open(key)
         size = os.fstat(file.descriptor).st_size
         if not byte_size or offset + byte_size > size:
             raise InvalidArgument(
                 f"failed to register shared memory region '{name}': invalid args\n    The file has {size} bytes, but "
                 f"{byte_size} bytes from offset {offset} were requested."
             )
-        self._regions[name] = Region(name, key, offset, byte_size, file, weakref.WeakSet(), next(self._numbers))
+        number = next(self._numbers)
+        self._regions[owner, name] = Region(name, key, offset, byte_size, file, weakref.WeakSet(), number, owner)
 
     def follow(self, registered: Iterable[Registration]) -> None:
         """Replace all regions by those of another process.
@@ -195,23 +207,28 @@ class SharedMemoryRegions:
         """
         before = {region.number: region for region in self._regions.values()}
         self._regions = {}
-        for number, name, key, offset, byte_size in registered:
+        for number, owner, name, key, offset, byte_size in registered:
+            users: weakref.WeakSet[InferenceRequest] = weakref.WeakSet()
             if number in before:
-                self._regions[name] = before[number]
+                self._regions[owner, name] = before[number]
             elif isinstance(key, int):
-                self._regions[name] = CudaRegion(name, key, byte_size, None, weakref.WeakSet(), number)
+                self._regions[owner, name] = CudaRegion(name, key, byte_size, None, users, number, owner)
             else:
                 with suppress(NeriteError):
-                    self._regions[name] = Region(name, key, offset, byte_size, _open(key), weakref.WeakSet(), number)
+                    file = _open(key)
+                    self._regions[owner, name] = Region(name, key, offset, byte_size, file, users, number, owner)
 
-    def unregister(self, name: str) -> None:
-        """Remove a region, or all for an empty name, once no request uses it. Unknown names are ignored."""
-        self._unregister(name, Region)
+    def unregister(self, name: str, owner: str = "") -> None:
+        """Remove a region, or all of the owner for an empty name, once no request uses it.
 
-    def _unregister(self, name: str, kind: type[Region | CudaRegion]) -> None:
+        Unknown names are ignored.
+        """
+        self._unregister(name, owner, Region)
+
+    def _unregister(self, name: str, owner: str, kind: type[Region | CudaRegion]) -> None:
         self._check_allowed()
-        found = (each for each in self._regions.values() if isinstance(each, kind))
-        self._unregistered.update(each.name for each in found if not name or each.name == name)
+        found = (each for each in self._regions.values() if isinstance(each, kind) and each.owner == owner)
+        self._unregistered.update((owner, each.name) for each in found if not name or each.name == name)
         self._remove_unused()
         self._remove_later()
 
@@ -230,31 +247,32 @@ class SharedMemoryRegions:
 
     def _remove_unused(self) -> None:
         """Remove unregistered regions that no request uses any longer."""
-        for name in [name for name in self._unregistered if not self._regions[name].in_use]:
-            self._unregistered.remove(name)
-            del self._regions[name]
+        for key in [key for key in self._unregistered if not self._regions[key].in_use]:
+            self._unregistered.remove(key)
+            del self._regions[key]
 
     @property
     def registered(self) -> list[Registration]:
         """Each region that was not unregistered, for ``follow``."""
+        self._remove_unused()
         return [
-            (each.number, each.name, each.key, each.offset, each.byte_size)
+            (each.number, each.owner, each.name, each.key, each.offset, each.byte_size)
             if isinstance(each, Region)
-            else (each.number, each.name, each.device, 0, each.byte_size)
-            for each in self._listed("", "")
-            if each.name not in self._unregistered
+            else (each.number, each.owner, each.name, each.device, 0, each.byte_size)
+            for key, each in self._regions.items()
+            if key not in self._unregistered
         ]
 
-    def listed(self, name: str) -> list[Region]:
-        """Return a region, or all regions for an empty name. Raises ``NotFound``."""
-        found = self._listed(name, "system")
+    def listed(self, name: str, owner: str = "") -> list[Region]:
+        """Return a region of an owner, or all of them for an empty name. Raises ``NotFound``."""
+        found = self._listed(name, owner, "system")
         return [each for each in found if isinstance(each, Region)]
 
-    def _listed(self, name: str, kind: str) -> list[Region | CudaRegion]:
+    def _listed(self, name: str, owner: str, kind: str) -> list[Region | CudaRegion]:
         self._remove_unused()
         if not name:
-            return [self._regions[each] for each in sorted(self._regions)]
-        region = self._regions.get(name)
+            return [self._regions[each] for each in sorted(self._regions) if each[0] == owner]
+        region = self._regions.get((owner, name))
         if region is None:
             raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
         is_system = isinstance(region, Region)
@@ -265,12 +283,12 @@ class SharedMemoryRegions:
             )
         return [region]
 
-    def read(self, place: SharedMemoryInput, room: Room) -> TensorData:
-        """Read an input now, into memory from ``room`` if that has some; on a GPU, return where it is.
+    def read(self, place: SharedMemoryInput, room: Room, owner: str = "") -> TensorData:
+        """Read an input of an owner now, into memory from ``room`` if that has some; on a GPU, return where it is.
 
         Raises ``NeriteError``.
         """
-        region = self._region_of(place)
+        region = self._region_of(place, owner)
         if isinstance(region, CudaRegion):
             return region.part(place)
         size = place.byte_size
@@ -289,7 +307,8 @@ class SharedMemoryRegions:
 
     def use(self, request: InferenceRequest, names: Iterable[str]) -> list[tuple[str, int]]:
         """Keep the regions of these names until ``request`` is answered; return their names and numbers."""
-        used = [self._regions[name] for name in names if name in self._regions]
+        owner = owner_of(request.header.caller)
+        used = [self._regions[owner, name] for name in names if (owner, name) in self._regions]
         for region in used:
             region.users.add(request)
         return [(region.name, region.number) for region in used]
@@ -299,24 +318,25 @@ class SharedMemoryRegions:
 
         Raises ``NotFound`` if a name is that of another region by now: the front has taken the request for the former.
         """
+        owner = owner_of(request.header.caller)
         for name, number in used:
-            region = self._regions.get(name)
+            region = self._regions.get((owner, name))
             if region is None:
                 continue
             if region.number != number:
                 raise _unknown(name)
             region.users.add(request)
 
-    def output(self, place: SharedMemoryInput) -> OutputPlace | DeviceBuffer:
-        """Return the destination of an output. Raises Triton's errors."""
-        region = self._region_of(place)
+    def output(self, place: SharedMemoryInput, owner: str = "") -> OutputPlace | DeviceBuffer:
+        """Return the destination of an output of an owner. Raises Triton's errors."""
+        region = self._region_of(place, owner)
         if isinstance(region, CudaRegion):
             return region.part(place)
         return OutputPlace(region, place.offset, place.byte_size)
 
-    def part(self, place: SharedMemoryInput) -> DeviceBuffer:
-        """Return a part of a region on a GPU. Raises Triton's errors."""
-        region = self._region_of(place)
+    def part(self, place: SharedMemoryInput, owner: str = "") -> DeviceBuffer:
+        """Return a part of an owner's region on a GPU. Raises Triton's errors."""
+        region = self._region_of(place, owner)
         if isinstance(region, Region):
             raise _unknown(place.region)
         return region.part(place)
@@ -328,11 +348,11 @@ class SharedMemoryRegions:
         """
         return sink if self._devices is None else RegionOutputs(sink, self._devices, places)
 
-    def _region_of(self, place: SharedMemoryInput) -> Region | CudaRegion:
+    def _region_of(self, place: SharedMemoryInput, owner: str) -> Region | CudaRegion:
         """Return the region of ``place`` after checking its bounds. Raises Triton's errors."""
         if self._unregistered:
             self._remove_unused()
-        region = self._regions.get(place.region)
+        region = self._regions.get((owner, place.region))
         if region is None:
             raise _unknown(place.region)
         if place.offset >= region.byte_size:
@@ -343,40 +363,41 @@ class SharedMemoryRegions:
 
     # CUDA shared memory. Without GPUs: the same responses as of a Triton that was built without them.
 
-    async def register_cuda(self, name: str, handle: bytes, device: int, byte_size: int) -> None:
+    async def register_cuda(self, name: str, handle: bytes, device: int, byte_size: int, owner: str = "") -> None:
         """Register memory of a GPU that a client has exported as ``handle``. Raises Triton's errors."""
         self._check_allowed()
         self._remove_unused()
         devices = self._devices
         if devices is None or not devices.usable:
             raise Unsupported(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
-        self._check_new(name)
+        self._check_new(owner, name)
         if len(handle) != HANDLE_SIZE:
             raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-        self._opening.add(name)
+        self._opening.add((owner, name))
         try:
             memory = await devices.open_client_memory(device, handle)
         except NeriteError as error:
             raise InvalidArgument(f"failed to register shared memory region '{name}': {error.message}") from None
         finally:
-            self._opening.discard(name)
+            self._opening.discard((owner, name))
         if not 0 < byte_size <= memory.size:
             raise InvalidArgument(
                 f"failed to register shared memory region '{name}': invalid args\n    The allocation has {memory.size} "
                 f"bytes, but {byte_size} bytes were requested."
             )
-        self._regions[name] = CudaRegion(name, device, byte_size, memory, weakref.WeakSet(), next(self._numbers))
+        number = next(self._numbers)
+        self._regions[owner, name] = CudaRegion(name, device, byte_size, memory, weakref.WeakSet(), number, owner)
 
-    def unregister_cuda(self, name: str) -> None:
+    def unregister_cuda(self, name: str, owner: str = "") -> None:
         """Remove a region on a GPU, as ``unregister`` does."""
-        self._unregister(name, CudaRegion)
+        self._unregister(name, owner, CudaRegion)
 
-    def listed_cuda(self, name: str) -> list[CudaRegion]:
-        """Return a region on a GPU, or all of them for an empty name. Raises ``NotFound``."""
-        return [each for each in self._listed(name, "cuda") if isinstance(each, CudaRegion)]
+    def listed_cuda(self, name: str, owner: str = "") -> list[CudaRegion]:
+        """Return an owner's region on a GPU, or all of them for an empty name. Raises ``NotFound``."""
+        return [each for each in self._listed(name, owner, "cuda") if isinstance(each, CudaRegion)]
 
-    def _check_new(self, name: str) -> None:
-        if name in self._regions or name in self._opening:
+    def _check_new(self, owner: str, name: str) -> None:
+        if (owner, name) in self._regions or (owner, name) in self._opening:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
 
     def _check_allowed(self) -> None:
@@ -414,14 +435,23 @@ def _open(key: str) -> _File:
     """Open a shared memory file."""
     file = key.lstrip("/")
     if not file or "/" in file or file in (".", ".."):
-        raise Internal(f"Unable to open shared memory region: '{key}'")
+        raise _cannot_open(key)
     try:
         return _File(os.open(_DIRECTORY / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
     except (OSError, ValueError) as error:
         why = ""  # clients must not learn which files of others exist
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             why = f"\n    {system_error(error)}"
-        raise Internal(f"Unable to open shared memory region: '{key}'{why}") from None
+        raise _cannot_open(key, why) from None
+
+
+def _cannot_open(key: str, why: str = "") -> NeriteError:
+    return Internal(f"Unable to open shared memory region: '{key}'{why}")
+
+
+def _same(file: _File, region: Region | CudaRegion) -> bool:
+    """Return whether a file is that of a region, whatever it is called."""
+    return isinstance(region, Region) and os.path.sameopenfile(file.descriptor, region.file.descriptor)
 
 
 def _unknown(name: str) -> NeriteError:

@@ -179,6 +179,8 @@ WITH_REQUESTS: Final = {
     "artifacts/programs/torchserve_handler.py:request_ids": "of one batch",
     "artifacts/programs/torchserve_handler.py:statuses": "of one batch",
     "batches/running_batch.py:under_way": "items that run, as many as --batch-concurrency allows",
+    "backends/python/archives.py:_links": "of one archive",
+    "backends/python/archives.py:_files": "of one archive",
     "batches/running_batch.py:failures": "items that run again, as many as --batch-concurrency allows",
 }
 """Of what they belong to, with which they end."""

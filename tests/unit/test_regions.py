@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nerite.core.errors import AlreadyExists, Internal, InvalidArgument, NeriteError, NotFound, Unavailable, Unsupported
-from nerite.core.request import NOBODY, RequestHeader, SharedMemoryInput, SharedMemoryRequest
+from nerite.core.request import NOBODY, Caller, RequestHeader, SharedMemoryInput, SharedMemoryRequest
 from nerite.core.response import EMPTY
 from nerite.regions import RemotePart, SharedMemoryRegions
 
@@ -272,13 +272,60 @@ def test_nothing_is_registered_unless_that_is_allowed(call: str) -> None:
     assert SharedMemoryRegions(allowed=False).listed("") == []
 
 
+def test_a_region_is_its_tenants_alone(regions: SharedMemoryRegions, file: Path) -> None:
+    """Its name, and the file as long as it is registered, whatever that is called."""
+
+    async def test() -> None:
+        other = file.with_name(f"{KEY}_other")
+        other.write_bytes(b"b" * 200)
+        link = file.with_name(f"{KEY}_link")
+        try:
+            link.hardlink_to(file)
+            regions.register("r", KEY, 0, 100, "alice")
+            place = SharedMemoryInput("r", 0, 4)
+            for thief in ("bob", ""):
+                asks: list[Callable[[], object]] = [
+                    lambda: regions.read(place, no_room, thief),  # noqa: B023
+                    lambda: regions.output(place, thief),  # noqa: B023
+                    lambda: regions.listed("r", thief),  # noqa: B023
+                ]
+                for ask in asks:
+                    with pytest.raises(NotFound):
+                        ask()
+                assert regions.listed("", thief) == []
+                regions.unregister("r", thief)
+                regions.unregister("", thief)
+                for key in (KEY, f"/{KEY}", link.name):
+                    with pytest.raises(Internal, match="Unable to open shared memory region"):
+                        regions.register("mine", key, 0, 100, thief)
+            regions.register("r", other.name, 0, 100, "bob")
+            assert bytes(regions.read(place, no_room, "alice")) == bytes([0, 1, 2, 3])
+            assert bytes(regions.read(place, no_room, "bob")) == b"bbbb"
+            header = RequestHeader("m", "", (), caller=Caller("bob"))
+            ((_, number),) = regions.use(SharedMemoryRequest(header, (), NOBODY, 0), ["r"])
+            assert number == regions.listed("r", "bob")[0].number
+            front = SharedMemoryRegions(allowed=True)
+            front.follow(regions.registered)
+            assert bytes(front.read(place, no_room, "bob")) == b"bbbb"
+            regions.unregister("", "alice")
+            assert [each.name for each in regions.listed("", "bob")] == ["r"]
+            regions.register("now", KEY, 0, 100, "bob")
+        finally:
+            other.unlink()
+            link.unlink(missing_ok=True)
+
+    asyncio.run(test())
+
+
 def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) -> None:
     """Those of the same number stay open; those whose file is gone are left out."""
-    regions.follow([(1, "kept", KEY, 0, 100), (2, "moved", KEY, 0, 100), (3, "gone", KEY, 0, 100)])
+    regions.follow([(1, "", "kept", KEY, 0, 100), (2, "", "moved", KEY, 0, 100), (3, "", "gone", KEY, 0, 100)])
     kept = regions.listed("kept")[0].file
     unanswered = SharedMemoryRequest(RequestHeader("m", "", ()), (), NOBODY, 0)
     assert regions.use(unanswered, ["moved", "gone", "unknown"]) == [("moved", 2), ("gone", 3)]
-    regions.follow([(1, "kept", KEY, 0, 100), (4, "moved", KEY, 10, 100), (5, "nothing", f"{KEY}_none", 0, 100)])
+    regions.follow(
+        [(1, "", "kept", KEY, 0, 100), (4, "", "moved", KEY, 10, 100), (5, "", "nothing", f"{KEY}_none", 0, 100)]
+    )
     assert [(each.name, each.offset) for each in regions.listed("")] == [("kept", 0), ("moved", 10)]
     assert regions.listed("kept")[0].file is kept
     assert bytes(read(regions, 0, 2, "moved")) == bytes([10, 11])
@@ -286,16 +333,16 @@ def test_regions_of_another_process(regions: SharedMemoryRegions, file: Path) ->
 
 def test_regions_on_gpus_of_another_process(regions: SharedMemoryRegions) -> None:
     """They are not opened: what is in them is known by its place, whose bounds are checked."""
-    regions.follow([(1, "gpu", 0, 0, 100), (2, "moved", 0, 0, 100)])
+    regions.follow([(1, "", "gpu", 0, 0, 100), (2, "", "moved", 0, 0, 100)])
     place = SharedMemoryInput("gpu", 90, 10)
     for part in (regions.read(place, no_room), regions.output(place)):
         assert isinstance(part, RemotePart)
         assert (part.place, len(part)) == (place, 10)
     with pytest.raises(InvalidArgument, match="Invalid offset \\+ byte size for shared memory region: 'gpu'"):
         regions.read(SharedMemoryInput("gpu", 91, 10), no_room)
-    assert regions.registered == [(1, "gpu", 0, 0, 100), (2, "moved", 0, 0, 100)]
-    regions.follow([(3, "moved", 1, 0, 50)])
-    assert regions.registered == [(3, "moved", 1, 0, 50)]
+    assert regions.registered == [(1, "", "gpu", 0, 0, 100), (2, "", "moved", 0, 0, 100)]
+    regions.follow([(3, "", "moved", 1, 0, 50)])
+    assert regions.registered == [(3, "", "moved", 1, 0, 50)]
 
 
 def test_a_front_that_knows_another_region_by_a_name(regions: SharedMemoryRegions, file: Path) -> None:

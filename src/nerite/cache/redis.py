@@ -28,10 +28,10 @@ from nerite.redis.connection import RedisConnection, Reply
 from nerite.redis.settings import RedisSettings
 
 MAGIC: Final = b"nerite\0\1"
-_LARGEST: Final = 512 << 20
-"""Bytes of an entry: Redis has no larger values by default."""
 _HEAD: Final = struct.Struct("<8s32sII")
 _LENGTH: Final = struct.Struct("<I")
+_MAX_HEADER: Final = 4 * 1024 * 1024
+"""Size of the JSON of a header in bytes, which is parsed on the loop."""
 
 
 class BadEntry(Exception):
@@ -56,10 +56,12 @@ class EntryCodec:
         self._headers: Memo[bytes, tuple[ResponseHeader, list[int]]] = Memo()
 
     def write(self, key: bytes, response: InferenceResponse) -> bytes:
-        """Return the entry of a successful response."""
+        """Return the entry of a successful response. Raises ``BadEntry`` if it cannot be one."""
         assert response.header is not None
         document = {**headers.header_to_json(response.header), "sizes": [len(part) for part in response.data]}
         header = json.dumps(document).encode()
+        if len(header) > _MAX_HEADER:
+            raise BadEntry("its header is too large")
         body = b"".join((header, *response.buffers))
         return _HEAD.pack(MAGIC, key, zlib.crc32(body), len(header)) + body
 
@@ -72,6 +74,8 @@ class EntryCodec:
             raise BadEntry("it was not written by this version")
         if of_key != key:
             raise BadEntry("it belongs to another key")
+        if size > _MAX_HEADER:
+            raise BadEntry("its header is too large")
         body = memoryview(entry)[_HEAD.size :]
         if zlib.crc32(body) != checksum:
             raise BadEntry("it is damaged")
@@ -177,7 +181,9 @@ _log = logging.getLogger("nerite.cache")
 async def open_redis(given: Mapping[str, str], environment: Mapping[str, str]) -> RedisCache:
     """Return a connected cache. Raises ``NeriteError``."""
     settings = read_redis_settings(given, environment)
-    client = RedisClient(settings, asyncio.get_running_loop(), _log, "models compute all requests", largest=_LARGEST)
+    client = RedisClient(
+        settings, asyncio.get_running_loop(), _log, "models compute all requests", max_reply=LARGEST + 1024
+    )
     try:
         await client.connect()
     except OSError as error:
@@ -212,8 +218,14 @@ class RedisCache:
             self._failed(self._refused, f"Failed to insert key [{key.hex()}] into response cache: it is too large")
             return
         connection = self._usable()
-        if connection is not None:
-            connection.ask((b"SET", _name(key), self._codec.write(key, response)), self._check_reply)
+        if connection is None:
+            return
+        try:
+            entry = self._codec.write(key, response)
+        except BadEntry as error:
+            self._failed(self._refused, f"Failed to insert key [{key.hex()}] into response cache: {error}")
+        else:
+            connection.ask((b"SET", _name(key), entry), self._check_reply)
 
     def write_metrics(self, page: Page) -> None:
         """Write the number of failed lookups and insertions."""

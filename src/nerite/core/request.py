@@ -536,6 +536,11 @@ class Caller(NamedTuple):
     """Quotas were charged for an earlier attempt."""
 
 
+def owner_of(caller: Caller | None) -> str:
+    """Return whose a name is that a client has chosen: its tenant; empty for everybody's."""
+    return "" if caller is None or caller.tenant == EVERYBODY else caller.tenant
+
+
 MIXED: Final = Caller("")
 """Caller of a request on behalf of several tenants or of an unknown one: no cache stores anything of it."""
 

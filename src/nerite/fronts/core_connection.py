@@ -147,9 +147,9 @@ class CoreConnection(CorkedChannel):
             self._send(kinds.span_frame(span))
         return self._relay(kinds.RELAY_HTTP, int(secure), b"", [head, body], take)
 
-    def relay_grpc(self, path: str, message: bytes, take: TakePiece) -> int:
+    def relay_grpc(self, name: str, message: bytes, take: TakePiece) -> int:
         """Send a gRPC message that the core answers; return its number. ``take`` gets the reply."""
-        return self._relay(kinds.RELAY_GRPC, 0, path.encode(), [message], take)
+        return self._relay(kinds.RELAY_GRPC, 0, name.encode(), [message], take)
 
     def cancel_relay(self, number: int, why: CancelReason) -> None:
         """Cancel a relayed request: no more pieces are wanted."""

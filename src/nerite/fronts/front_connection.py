@@ -17,7 +17,7 @@ from nerite.core.byte_budget import WORKER_HEADERS
 from nerite.core.errors import NeriteError
 from nerite.core.execution_observer import TraceContext
 from nerite.core.headers import whole_header_from_json
-from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryInput
+from nerite.core.request import CancelReason, InferenceRequest, RequestHeader, SharedMemoryInput, owner_of
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.fronts import messages as kinds
@@ -54,8 +54,8 @@ class FrontOwner(Protocol):
     def http_handler(self) -> HttpHandler:
         """Answers relayed HTTP requests."""
 
-    def administer(self, path: str, content: bytes, answer: Answer) -> None:
-        """Answer a relayed gRPC message."""
+    def administer(self, path: str, owner: str, content: bytes, answer: Answer) -> None:
+        """Answer a relayed gRPC message of an owner of shared memory."""
 
     def publish(self) -> None:
         """Send what has changed to all fronts."""
@@ -375,14 +375,16 @@ class FrontConnection(CorkedChannel):
         assert self._uses is not None
         (used, inputs), self._uses = self._uses, None
         regions, header = self._server.regions, request.header
+        owner = owner_of(header.caller)
         try:
             regions.use_for_front(request, used)
             data = list(request.data)
             for index, region, offset, byte_size in inputs:
-                data[index] = regions.part(SharedMemoryInput(region, offset, byte_size))
+                data[index] = regions.part(SharedMemoryInput(region, offset, byte_size), owner)
             request.data = data
             if header.device_outputs:
-                places = {each.name: regions.part(each.place) for each in header.outputs if each.place is not None}
+                located = [(each.name, each.place) for each in header.outputs if each.place is not None]
+                places = {name: regions.part(place, owner) for name, place in located}
                 request.sink = regions.outputs(request.sink, places)
         except NeriteError as error:
             request.respond(InferenceResponse.failed(error.without_frames()))
@@ -461,7 +463,7 @@ class FrontConnection(CorkedChannel):
 
     def _relay_grpc(self, body: memoryview) -> None:
         number, name, (content,) = self._buffers(body)
-        path = name.decode()
+        path, _, owner = name.decode().partition("\0")
         changes = METHODS[path] in kinds.CHANGING
 
         def answer(result: Message | NeriteError) -> None:
@@ -473,7 +475,7 @@ class FrontConnection(CorkedChannel):
                 self.publish()
             self.after_acknowledgement(lambda: self.relayed(number, piece, [data]))
 
-        self._owner.administer(path, bytes(content), answer)
+        self._owner.administer(path, owner, bytes(content), answer)
 
     # The end.
 

@@ -143,7 +143,7 @@ class FrontPool:
         self._most_connections = connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0], sys.maxsize)
         """Maximum number of connections of a front, which has as many descriptors as this process."""
         self._http: HttpHandler
-        self._grpc: Callable[[str], Handler]
+        self._grpc: Callable[[str, str], Handler]
         self._methods = methods()
         self._bounds: TransportLimits
         self._bytes: SharedBytesInFlight
@@ -179,7 +179,7 @@ class FrontPool:
         self._http = handler
         return FrontedPort(self, "http", "HTTP")
 
-    def grpc(self, administration: Callable[[str], Handler]) -> FrontedPort:
+    def grpc(self, administration: Callable[[str, str], Handler]) -> FrontedPort:
         """Return the gRPC port; ``administration`` returns the handler of each method but those of inference."""
         self._grpc = administration
         return FrontedPort(self, "grpc", "GRPC")
@@ -411,11 +411,11 @@ class FrontPool:
         """Answers relayed HTTP requests."""
         return self._http
 
-    def administer(self, path: str, content: bytes, answer: Answer) -> None:
-        """Answer a relayed gRPC message."""
+    def administer(self, path: str, owner: str, content: bytes, answer: Answer) -> None:
+        """Answer a relayed gRPC message of an owner of shared memory."""
         try:
             request: Message = self._methods[path].request.FromString(content)
-            work = self._grpc(path)(request, answer)
+            work = self._grpc(path, owner)(request, answer)
         except NeriteError as error:
             answer(error)
         except Exception as error:

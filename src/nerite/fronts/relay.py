@@ -129,8 +129,8 @@ class GrpcRelay:
         self._core = core
         self._methods = methods()
 
-    def handler(self, path: str) -> Handler:
-        """Return the handler of the method at ``path``."""
+    def handler(self, path: str, owner: str = "") -> Handler:
+        """Return the handler of the method at ``path`` for an owner of shared memory."""
         reply_type = self._methods[path].response
 
         def relay(request: Message, answer: Answer) -> None:
@@ -141,6 +141,6 @@ class GrpcRelay:
                 else:
                     answer(reply_type.FromString(bytes(content)))
 
-            self._core.relay_grpc(path, request.SerializeToString(), take)
+            self._core.relay_grpc(f"{path}\0{owner}", request.SerializeToString(), take)
 
         return relay

@@ -10,7 +10,7 @@ from typing import Final
 
 from nerite.core.failures import report
 from nerite.observability.log import RateLimitedWarning
-from nerite.redis.connection import LARGEST_REPLY, RedisConnection, Reply
+from nerite.redis.connection import MAX_REPLY, RedisConnection, Reply
 from nerite.redis.settings import RedisSettings
 from nerite.scheduling.backoff import ExponentialBackoff
 
@@ -29,20 +29,20 @@ class RedisClient:
         meanwhile: str,
         *,
         longest: float = _LONGEST,
-        largest: int = LARGEST_REPLY,
         changed: Callable[[], None] = lambda: None,
         check: Callable[[], Sequence[bytes]] = lambda: (b"PING",),
+        max_reply: int = MAX_REPLY,
     ) -> None:
         """``meanwhile`` says in the log what happens without Redis. ``changed``: called on connection and loss.
 
-        ``longest``: maximum number of seconds between two attempts to connect. ``largest``: maximum bytes of a reply.
-        ``check`` returns the command that Redis must carry out, else it is taken to be away.
+        ``longest``: maximum number of seconds between two attempts to connect. ``check`` returns the command that
+        Redis must carry out, else it is taken to be away. ``max_reply`` is that of the connection.
         """
+        self._max_reply = max_reply
         self.settings = settings
         self.connection: RedisConnection | None = None
         """The connection; None while there is none."""
         self._loop = loop
-        self._largest = largest
         self._log = log
         self._meanwhile = meanwhile
         self._changed = changed
@@ -58,7 +58,7 @@ class RedisClient:
         tls = settings.tls()
         async with asyncio.timeout(settings.connect_timeout / 1000 or None):
             _, connection = await self._loop.create_connection(
-                lambda: RedisConnection(self._loop, settings.socket_timeout / 1000, self._lost, self._largest),
+                lambda: RedisConnection(self._loop, settings.socket_timeout / 1000, self._lost, self._max_reply),
                 settings.host,
                 settings.port,
                 ssl=tls,

@@ -17,9 +17,9 @@ Answered = Callable[[Reply], None]
 
 _SEND_BUFFER: Final = 16 * 1024 * 1024
 """Size of the send buffer in bytes above which no commands are sent until Redis catches up."""
-LARGEST_REPLY: Final = 16 * 1024 * 1024
-"""Bytes of a reply above which the connection is closed, unless its owner expects more."""
 _INCOMPLETE: Final = object()
+MAX_REPLY: Final = 16 * 1024 * 1024
+"""Size of a reply in bytes, unless values may be larger."""
 
 
 class RedisConnection(asyncio.Protocol):
@@ -33,19 +33,19 @@ class RedisConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         patience: float,
         lost: Callable[[RedisConnection, Exception], None],
-        largest: int = LARGEST_REPLY,
+        max_reply: int = MAX_REPLY,
     ) -> None:
         """``patience``: timeout of a reply in seconds, after which the connection is closed; 0 for none.
 
-        ``largest``: maximum size of a reply in bytes, after which the connection is closed, too.
-        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception.
+        ``lost`` is called once when the connection has ended, after all outstanding commands got their exception. A
+        reply of more than ``max_reply`` bytes ends it: what has arrived of a reply is kept until it is complete.
         """
+        self._max_reply = max_reply
+        self._received = 0
+        """Bytes that have arrived since the last complete reply."""
         self._loop = loop
         self._patience = patience
         self._lost = lost
-        self._largest = largest
-        self._begun = 0
-        """Bytes since the last complete reply."""
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._asked: deque[tuple[float, Answered]] = deque()
         """Callbacks of the outstanding commands, with the times at which they were sent."""
@@ -80,16 +80,17 @@ class RedisConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Deliver the complete replies."""
         self._reader.feed(data)
-        self._begun += len(data)
+        self._received += len(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
-                self._begun = 0
                 if not self._asked:
                     raise hiredis.ProtocolError("an unexpected reply")
+                self._received = 0
                 self._answer(_plain(reply))
-            if self._begun > self._largest:
-                raise hiredis.ProtocolError(f"a reply has more than the {self._largest} bytes that are expected")
-        except hiredis.ProtocolError as error:
+            if self._received > self._max_reply:
+                raise hiredis.ProtocolError(f"a reply of more than {self._max_reply} bytes")
+        except (hiredis.ProtocolError, MemoryError) as error:
+            self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)  # frees what it has kept
             self.close(error)
 
     def connection_lost(self, exc: Exception | None) -> None:

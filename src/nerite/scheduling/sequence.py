@@ -83,7 +83,8 @@ class RequestSequence:
     @property
     def tenant(self) -> str:
         """Whose it is."""
-        return tenant_of(self.key)
+        key = self.key
+        return key[0] if isinstance(key, tuple) else EVERYBODY
 
     def drop(self) -> list[SequenceRequest]:
         """Drop and return all waiting requests."""
@@ -314,11 +315,6 @@ _ROUNDING: Final = 1e-9
 
 def _everything(_tenant: str) -> float:
     return 1.0
-
-
-def tenant_of(key: SequenceKey) -> str:
-    """Return the tenant that a sequence with this key belongs to."""
-    return key[0] if isinstance(key, tuple) else EVERYBODY
 
 
 def _waits(request: SequenceRequest) -> bool:

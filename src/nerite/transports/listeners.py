@@ -82,7 +82,7 @@ class ListenerFactory:
     def grpc(
         self,
         server: TransportEntry,
-        administration: Callable[[str], Handler],
+        administration: Callable[[str, str], Handler],
         load: LoadSource | None = None,
     ) -> GrpcListener:
         """Return the listener of the gRPC port; ``administration`` and ``load`` as in ``GrpcService``."""

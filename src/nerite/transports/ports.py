@@ -89,7 +89,7 @@ class ConnectionFronts(Protocol):
     def http(self, handler: HttpHandler) -> OpenablePort:
         """Return the HTTP port, whose other requests ``handler`` answers."""
 
-    def grpc(self, administration: Callable[[str], Handler]) -> OpenablePort:
+    def grpc(self, administration: Callable[[str, str], Handler]) -> OpenablePort:
         """Return the gRPC port; ``administration`` returns the handler of each method but those of inference."""
 
     async def refresh(self) -> None:

@@ -61,6 +61,7 @@ STRANGE = {
     "no JSON": (forged(b"{"), "header is invalid"),
     "no text": (forged(b"\xff\xfe"), "header is invalid"),
     "deep": (forged(b"[" * 100_000), "header is invalid"),
+    "much": (forged([1] * 3_000_000), "header is too large"),
     "a list": (forged([1]), "header is invalid"),
     "nothing in it": (forged({}), "header is invalid"),
     "no such type": (forged({**SAID, "tensors": [["A", "INT9", [2]]]}), "header is invalid"),

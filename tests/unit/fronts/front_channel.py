@@ -79,13 +79,13 @@ class FakeOwner:
 
     def __init__(self) -> None:
         self.http_handler: Any = None
-        self.administered: list[tuple[str, bytes, Any]] = []
+        self.administered: list[tuple[str, str, bytes, Any]] = []
         self.told: list[object] = []
         self.waiting: list[Callable[[], None]] | None = None
         """Replies that wait for an acknowledgement; None if none has to."""
 
-    def administer(self, path: str, content: bytes, answer: Any) -> None:
-        self.administered.append((path, content, answer))
+    def administer(self, path: str, owner: str, content: bytes, answer: Any) -> None:
+        self.administered.append((path, owner, content, answer))
 
     def publish(self) -> None:
         self.told.append("publish")

@@ -328,7 +328,7 @@ def test_what_changes_nothing_is_not_published(monkeypatch: pytest.MonkeyPatch) 
 def grpc_call(ends: Ends, method: str, request: Message) -> list[Message | NeriteError]:
     """Relay a gRPC message; return what will have been answered."""
     answers: list[Message | NeriteError] = []
-    assert GrpcRelay(ends.front).handler(f"{STATUS}{method}")(request, answers.append) is None
+    assert GrpcRelay(ends.front).handler(f"{STATUS}{method}", "alice")(request, answers.append) is None
     return answers
 
 
@@ -337,8 +337,8 @@ def test_grpc_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(ends: Ends) -> None:
         answers = grpc_call(ends, "ModelReady", grpc_service.ModelReadyRequest(name=name))
         await ends.settle()
-        ((path, content, answer),) = ends.owner.administered
-        assert path == f"{STATUS}ModelReady"
+        ((path, owner, content, answer),) = ends.owner.administered
+        assert (path, owner) == (f"{STATUS}ModelReady", "alice")
         assert grpc_service.ModelReadyRequest.FromString(content).name == name
         answer(grpc_service.ModelReadyResponse(ready=True))
         await ends.settle()
@@ -354,7 +354,7 @@ def test_grpc_errors(error: NeriteError, monkeypatch: pytest.MonkeyPatch) -> Non
     async def story(ends: Ends) -> None:
         answers = grpc_call(ends, "ModelReady", grpc_service.ModelReadyRequest())
         await ends.settle()
-        ends.owner.administered[0][2](error)
+        ends.owner.administered[0][-1](error)
         await ends.settle()
         (answer,) = answers
         assert isinstance(answer, NeriteError)
@@ -369,7 +369,7 @@ def test_grpc_changes_are_published_and_acknowledged(monkeypatch: pytest.MonkeyP
         ends.owner.waiting = []
         answers = grpc_call(ends, "RepositoryModelLoad", grpc_service.RepositoryModelLoadRequest(model_name="m"))
         await ends.settle()
-        ends.owner.administered[0][2](grpc_service.RepositoryModelLoadResponse())
+        ends.owner.administered[0][-1](grpc_service.RepositoryModelLoadResponse())
         await ends.settle()
         assert (ends.owner.told, answers) == (["publish"], [])
         ends.owner.waiting.pop()()

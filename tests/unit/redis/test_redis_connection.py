@@ -36,29 +36,40 @@ def test_a_callback_that_raises_costs_no_other_command_its_reply() -> None:
     asyncio.run(main())
 
 
-def test_a_reply_that_is_too_large_ends_the_connection() -> None:
-    async def main() -> None:
+def test_a_reply_that_never_ends_is_not_kept() -> None:
+    """It ends the connection when it is larger than any reply may be, whatever size Redis has announced."""
+
+    async def main(beginning: bytes, piece: bytes) -> None:
         replies: list[Reply] = []
-        connection = RedisConnection(asyncio.get_running_loop(), 0, lambda connection, reason: None, 1000)
+        aborted: list[bool] = []
+        connection = RedisConnection(asyncio.get_running_loop(), 0, lambda _, reason: None, 100_000)
         transport: Any = SimpleNamespace(
             set_write_buffer_limits=lambda high: None,
             is_closing=lambda: False,
             writelines=lambda parts: None,
-            abort=lambda: connection.connection_lost(None),
+            abort=lambda: aborted.append(True),
         )
         connection.connection_made(transport)
         for _ in range(3):
-            connection.ask([b"GET", b"key"], replies.append)
-        for _ in range(2):
-            for part in (b"$990\r\n", b"x" * 990, b"\r\n"):
-                connection.data_received(part)
-        connection.data_received(b"$4000000000\r\n")
-        connection.data_received(b"x" * 500)
-        assert replies == [b"x" * 990] * 2
-        connection.data_received(b"x" * 500)
-        assert str(replies[2]) == "a reply has more than the 1000 bytes that are expected"
+            connection.ask([b"GET", b"a"], replies.append)
+        connection.data_received(b"$60000\r\n" + b"x" * 60_000 + b"\r\n")
+        connection.data_received(b"$60000\r\n" + b"x" * 60_000 + b"\r\n")
+        assert (len(replies), aborted) == (2, [])
+        connection.data_received(beginning)
+        sent = 0
+        while not aborted:
+            connection.data_received(piece)
+            sent += len(piece)
+        assert sent <= 100_000 + len(piece)
+        connection.connection_lost(None)
+        assert "a reply of more than 100000 bytes" in str(replies[-1])
 
-    asyncio.run(main())
+    for beginning, piece in (
+        (b"$3000000000\r\n", b"x" * 1000),
+        (b"*1000000\r\n", b":1\r\n" * 250),
+        (b"+", b"x" * 1000),
+    ):
+        asyncio.run(main(beginning, piece))
 
 
 def test_a_client_connects_again_whatever_has_failed() -> None:

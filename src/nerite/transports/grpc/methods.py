@@ -73,6 +73,8 @@ class GrpcAdministration:
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": _log_settings,
+        }
+        self._region_handlers: dict[str, Callable[[str, Any, Answer], Coroutine[Any, Any, None] | None]] = {
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
@@ -80,10 +82,13 @@ class GrpcAdministration:
             "CudaSharedMemoryRegister": self._register_cuda,
             "CudaSharedMemoryUnregister": self._unregister_cuda,
         }
+        """Those that concern the shared memory of an owner."""
 
-    def handler(self, path: str) -> Handler:
-        """Return the handler of the method at ``path``."""
-        return partial(self._handle, self._handlers[path.rpartition("/")[2]])
+    def handler(self, path: str, owner: str = "") -> Handler:
+        """Return the handler of the method at ``path`` for an owner of shared memory."""
+        name = path.rpartition("/")[2]
+        found = self._handlers.get(name) or partial(self._region_handlers[name], owner)
+        return partial(self._handle, found)
 
     def _handle(self, handler: Handler, request: Any, answer: Answer) -> Coroutine[Any, Any, None] | None:
         try:
@@ -148,40 +153,40 @@ class GrpcAdministration:
             return
         answer(ParseDict({"models": models}, reply, ignore_unknown_fields=True))
 
-    def _regions(self, request: Any, answer: Answer) -> None:
+    def _regions(self, owner: str, request: Any, answer: Answer) -> None:
         reply = wire.SystemSharedMemoryStatusResponse()
-        for region in self._server.regions.listed(request.name):
+        for region in self._server.regions.listed(request.name, owner):
             entry = reply.regions[region.name]
             entry.name, entry.key, entry.offset, entry.byte_size = region[:4]
         answer(reply)
 
-    def _register(self, request: Any, answer: Answer) -> None:
-        self._server.regions.register(request.name, request.key, request.offset, request.byte_size)
+    def _register(self, owner: str, request: Any, answer: Answer) -> None:
+        self._server.regions.register(request.name, request.key, request.offset, request.byte_size, owner)
         answer(wire.SystemSharedMemoryRegisterResponse())
 
-    def _unregister(self, request: Any, answer: Answer) -> None:
-        self._server.regions.unregister(request.name)
+    def _unregister(self, owner: str, request: Any, answer: Answer) -> None:
+        self._server.regions.unregister(request.name, owner)
         answer(wire.SystemSharedMemoryUnregisterResponse())
 
-    def _cuda_regions(self, request: Any, answer: Answer) -> None:
+    def _cuda_regions(self, owner: str, request: Any, answer: Answer) -> None:
         reply = wire.CudaSharedMemoryStatusResponse()
-        for region in self._server.regions.listed_cuda(request.name):
+        for region in self._server.regions.listed_cuda(request.name, owner):
             entry = reply.regions[region.name]
             entry.name, entry.device_id, entry.byte_size = region.name, region.device, region.byte_size
         answer(reply)
 
-    async def _register_cuda(self, request: Any, answer: Answer) -> None:
+    async def _register_cuda(self, owner: str, request: Any, answer: Answer) -> None:
         try:
             await self._server.regions.register_cuda(
-                request.name, request.raw_handle, request.device_id, request.byte_size
+                request.name, request.raw_handle, request.device_id, request.byte_size, owner
             )
         except NeriteError as error:
             answer(error)
         else:
             answer(wire.CudaSharedMemoryRegisterResponse())
 
-    def _unregister_cuda(self, request: Any, answer: Answer) -> None:
-        self._server.regions.unregister_cuda(request.name)
+    def _unregister_cuda(self, owner: str, request: Any, answer: Answer) -> None:
+        self._server.regions.unregister_cuda(request.name, owner)
         answer(wire.CudaSharedMemoryUnregisterResponse())
 
     def _trace_setting(self, request: Any, answer: Answer) -> None:

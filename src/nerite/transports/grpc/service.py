@@ -20,7 +20,7 @@ from nerite.core.errors import Internal, NeriteError, NotLoaded, Restricted
 from nerite.core.execution_observer import REQUEST_ID, TraceContext, parse, with_request_id
 from nerite.core.failures import report
 from nerite.core.headers import parameters_bytes
-from nerite.core.request import InferenceRequest
+from nerite.core.request import InferenceRequest, owner_of
 from nerite.core.response import InferenceResponse
 from nerite.core.tensor import Buffer
 from nerite.http2 import RequestHeaders
@@ -73,7 +73,7 @@ class GrpcService:
     def __init__(
         self,
         server: TransportEntry,
-        administration: Callable[[str], Handler],
+        administration: Callable[[str, str], Handler],
         bounds: TransportLimits,
         *,
         max_message: int,
@@ -86,7 +86,8 @@ class GrpcService:
     ) -> None:
         """``administration`` returns the handler of a method, by its path, for all methods but those of inference.
 
-        Without ``callers``, requests carry no caller; without ``load``, replies no load of engines.
+        Its second argument is the owner of shared memory that calls. Without ``callers``, requests carry no caller;
+        without ``load``, replies no load of engines.
         """
         self._load = load
         self._server = server
@@ -145,7 +146,13 @@ class GrpcService:
             return _Refused(_NO_LOAD) if self._load is None else _Subscribed(self._load)
         method = self._methods[path]
         messages = MessageReader(encoding, self._max_message if path == _LOAD else MAX_QUESTION, self._bounds)
-        handler = self._delays.handler(self._administration(path))
+        owner = ""
+        if category == "shared-memory" and self._callers is not None:
+            try:
+                owner = owner_of(self._sender(headers).caller)
+            except NeriteError as error:
+                return _Refused(status.of_error(error))
+        handler = self._delays.handler(self._administration(path, owner))
         return _Administrative(method.request, handler, messages)
 
     def _reader(self, path: str, sender: SenderHeaders) -> InferReader:

@@ -197,42 +197,42 @@ class HttpAdministration:
         """Compare the arms of a rollout."""
         self._background_calls.start(connection, self._rollout_checks.answer(model, _json_object(body)))
 
-    def regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def regions(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """List the regions of shared memory."""
-        listed = self._server.regions.listed(region)
+        listed = self._server.regions.listed(region, owner)
         described = [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in listed
         ]
         connection.send([reply.json_reply(described).encode()])
 
-    def register(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def register(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """Register a region of shared memory."""
-        self._server.regions.register(*request_bodies.system_region(region, body))
+        self._server.regions.register(*request_bodies.system_region(region, body), owner)
         connection.send([_DONE.encode()])
 
-    def unregister(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def unregister(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """Unregister one or all regions of shared memory."""
-        self._server.regions.unregister(region)
+        self._server.regions.unregister(region, owner)
         connection.send([_DONE.encode()])
 
-    def cuda_regions(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def cuda_regions(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """List the regions of CUDA memory."""
-        listed = self._server.regions.listed_cuda(region)
+        listed = self._server.regions.listed_cuda(region, owner)
         described = [{"name": each.name, "device_id": each.device, "byte_size": each.byte_size} for each in listed]
         connection.send([reply.json_reply(described).encode()])
 
-    def register_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def register_cuda(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """Register a region of CUDA memory."""
 
         async def register() -> Reply:
-            await self._server.regions.register_cuda(*request_bodies.cuda_region(region, body))
+            await self._server.regions.register_cuda(*request_bodies.cuda_region(region, body), owner)
             return _DONE
 
         self._background_calls.start(connection, register())
 
-    def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str) -> None:
+    def unregister_cuda(self, connection: HttpExchange, body: memoryview, region: str, owner: str) -> None:
         """Unregister a region of CUDA memory."""
-        self._server.regions.unregister_cuda(region)
+        self._server.regions.unregister_cuda(region, owner)
         connection.send([_DONE.encode()])
 
     def route(self, connection: HttpExchange, body: memoryview, model: str) -> None:

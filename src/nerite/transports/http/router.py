@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nerite.config.options import METRICS_CATEGORY, OpenAiOptions
 from nerite.core.client_text import checked_name
 from nerite.core.errors import NeriteError, NotFound
+from nerite.core.request import owner_of
 from nerite.ledger.usage import UsageQuery
 from nerite.llm.openai.api import OpenAi
 from nerite.llm.openai.batch_api import BatchApi
@@ -131,11 +132,13 @@ class Router(InferenceRouter):
         if endpoint.name in ("root", "docs", "openapi"):
             return HttpTarget(refusal=refusal, call=getattr(self._documentation, endpoint.name))
         arguments: dict[str, Any] = {"query": head.query} if endpoint.name in QUERIED else {**route.arguments}
-        if endpoint.name in OF_TENANTS and refusal is None:
-            try:
+        try:
+            if endpoint.name in OF_TENANTS and refusal is None:
                 arguments["tenant"] = self._figures_of(head, endpoint.category)
-            except NeriteError as error:
-                return HttpTarget(refusal=reply.error_reply(error))
+            elif endpoint.category == "shared-memory":
+                arguments["owner"] = owner_of(self.sender_of(head).caller)
+        except NeriteError as error:
+            return HttpTarget(refusal=refusal or reply.error_reply(error))
         change = head.method == "POST" and len(endpoint.methods) > 1
         owner = self._background if endpoint.name in BACKGROUND else self._administration
         call = getattr(owner, f"change_{endpoint.name}" if change else endpoint.name)
