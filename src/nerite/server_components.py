@@ -116,7 +116,7 @@ class ServerComponents:
         if options.router_key_file:
             restricted.append(RestrictedKey(access.ROUTER_KEY, f"@{options.router_key_file}"))
         self._key_files = access.open_files(restricted)
-        self._ledger = Ledger(options.ledger, self._level_of) if options.ledger else None
+        self._ledger = Ledger(options.ledger, self._tenant_of) if options.ledger else None
 
     def create(self, loop: asyncio.AbstractEventLoop) -> InferenceServer:
         """Create and connect the components; return the server. Nothing is loaded, and no port is open."""
@@ -305,12 +305,13 @@ class ServerComponents:
             for path in options.paths
         ]
 
-    def _level_of(self, caller: Caller) -> str:
-        """Return the class of a caller, as the policy has it now."""
+    def _tenant_of(self, caller: Caller) -> tuple[str, str]:
+        """Return tenant and class of a caller, as the policy has them now. Without a policy, there are no tenants."""
         policy = self.tenant_admission.policy
         tenant = policy.tenant(caller.tenant)
         level = policy.class_of(tenant, caller.wanted_class)
-        return tenant.level if level is None else level.name
+        name = caller.tenant if self.tenant_admission.in_force else ""
+        return name, tenant.level if level is None else level.name
 
     async def _open_cache(self) -> ResponseCache | None:
         """Return the response cache that the options configure. Raises ``NeriteError`` with Triton's text."""

@@ -52,7 +52,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     engine(models, "words")
     python_model(models, "vectors", EMBED, VECTORS)
     python_model(models, "identity", IDENTITY)
-    with serving(models, folder / "log", f"--batches={folder / 'batches.db'}") as running:
+    flags = [f"--batches={folder / 'batches.db'}", f"--ledger={folder / 'ledger.db'}"]
+    with serving(models, folder / "log", *flags) as running:
         yield running
 
 
@@ -230,6 +231,20 @@ def test_the_deadline(client: openai.OpenAI) -> None:
     assert (row["custom_id"], row["response"], row["error"]["code"]) == ("item-2", None, "batch_expired")
 
 
+def test_without_tenants_items_are_in_the_one_usage_report(client: openai.OpenAI, server: Serving) -> None:
+    def used() -> dict[str, int]:
+        _, _, body = server.ask("GET", "/v1/usage?group_by=class")
+        return {each["class"]: each["requests"] for each in json.loads(body)["data"]}
+
+    before = used().get("idle", 0)
+    file = upload(client, *(chat(n) for n in range(7)))
+    batch = wait(client, client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="1h"))
+    assert batch.request_counts.completed == 7
+    eventually(lambda: used().get("idle", 0) >= before + 7, what="the rows of the items")
+    _, _, body = server.ask("GET", "/v2/usage?group_by=tenant")
+    assert [each["tenant"] for each in json.loads(body)["data"]] == [""]
+
+
 def test_metrics(client: openai.OpenAI, server: Serving) -> None:
     file = upload(client, chat(1), chat(2, text="for ever"))
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="1h")
@@ -395,7 +410,7 @@ def test_names_without_control_characters(server: Serving) -> None:
     status, _, _ = server.ask("POST", "/v1/files", form, content_type="multipart/form-data; boundary=x")
     assert status == 400
     for path in ("/v1/files/a%00b", "/v1/batches/a%00b", "/v1/files/a%00b/content"):
-        assert server.ask("GET", path)[0] == 404
+        assert server.ask("GET", path)[0] == 400
     assert server.ask("GET", "/v1/files?after=a%00b")[0] == 400
 
 

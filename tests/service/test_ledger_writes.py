@@ -65,7 +65,7 @@ class Busy:
 
 
 def ledger_in(folder: Path, max_rows: int = 1000) -> Ledger:
-    return Ledger(str(folder / "ledger.db"), lambda caller: "standard", max_rows)
+    return Ledger(str(folder / "ledger.db"), lambda caller: (caller.tenant, "standard"), max_rows)
 
 
 def running(work: Coroutine[Any, Any, None]) -> None:
@@ -221,7 +221,7 @@ def test_rows_that_the_database_refuses_keep_no_others_from_being_written(locati
     """A number that no column can have, and a text that PostgreSQL cannot store; SQLite can."""
 
     async def main() -> None:
-        ledger = Ledger(location, lambda caller: "standard")
+        ledger = Ledger(location, lambda caller: (caller.tenant, "standard"))
         now = time.time()
         for number, tenant in enumerate(["bob"] * 50 + ["poison\0tenant"] + ["bob"] * 49):
             tokens = 1 << 70 if number in (3, 90) else 1

@@ -110,7 +110,7 @@ class WorkLoop:
         self._last_error = ""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.about})" if self.about else self.name
+        return f"{self.name} ({quoted_text(self.about)})" if self.about else self.name
 
     # The barrier
 

@@ -77,10 +77,10 @@ class _Written(NamedTuple):
 class Ledger:
     """The ledger of one server. Used on the loop's thread only."""
 
-    def __init__(self, location: str, level_of: Callable[[Caller], str], max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, location: str, tenant_of: Callable[[Caller], tuple[str, str]], max_rows: int = MAX_ROWS) -> None:
         """Open or create the database ``location``. Raises ``NeriteError``.
 
-        ``level_of`` returns the class of a caller.
+        ``tenant_of`` returns tenant and class of a caller, as rows name them.
         """
         self.loop = WorkLoop("ledger", waiting=lambda: self.waiting_rows)
         self._database = Database(location, [tables.LedgerSchema()])
@@ -108,7 +108,7 @@ class Ledger:
         self.wall = WallClock(_offset_ns())
         """As it was at the last write."""
         self._meter_session = MeterSession(
-            self._rows.append, self._last_rows.append, itertools.count(1), self.wall, level_of
+            self._rows.append, self._last_rows.append, itertools.count(1), self.wall, tenant_of
         )
 
     @property

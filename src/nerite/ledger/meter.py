@@ -77,8 +77,8 @@ class MeterSession(NamedTuple):
     numbers: Iterator[int]
     """Numbers of rows and instances."""
     wall: WallClock
-    level_of: Callable[[Caller], str]
-    """Returns the class of a caller."""
+    tenant_of: Callable[[Caller], tuple[str, str]]
+    """Returns tenant and class of a caller."""
 
 
 class VersionMeter:
@@ -348,13 +348,14 @@ class VersionMeter:
         header = request.header
         caller = first_of(request).header.caller if request.caused else header.caller
         assignment = header.assignment
+        tenant, level = ("", "") if caller is None else self._session.tenant_of(caller)
         key = RowKey(
-            "" if caller is None else caller.tenant,
+            tenant,
             self.model,
             self.version,
             "" if assignment is None else assignment.route,
             "" if assignment is None else assignment.arm,
-            "" if caller is None else self._session.level_of(caller),
+            level,
             Origin.CALL if request.caused else Origin.SHADOW if request.background else Origin.CLIENT,
             ending,
         )

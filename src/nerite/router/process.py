@@ -169,7 +169,7 @@ class RouterProcess(PoolProcess):
         if self._admission is not None and self._admission.tenants.shared is not None:
             self.loops.add(self._admission.tenants.shared.loop)
         self._member_key = first_key(router.member_key_file)
-        self._ledger = Ledger(router.ledger, lambda _: "") if router.ledger else None
+        self._ledger = Ledger(router.ledger, lambda _: ("", "")) if router.ledger else None
         self._accounting = None
         if self._ledger is not None:
             self._accounting = RouterLedger(self._ledger, self.table, tenants=self._admission is not None)

@@ -44,7 +44,7 @@ class Metered:
         self.loop = FakeLoop()
         loop: Any = self.loop
         wall = WallClock(time.time_ns() - time.monotonic_ns())
-        session = MeterSession(self.rows.append, self.rows.append, itertools.count(1), wall, lambda _: "")
+        session = MeterSession(self.rows.append, self.rows.append, itertools.count(1), wall, lambda _: ("", ""))
         self.meter = VersionMeter("model", "1", session)
         self.meter.opened(instance, time.monotonic_ns())
         self.dispatcher = Dispatcher(

@@ -29,7 +29,11 @@ class Meter:
         self.rows: list[LedgerRow] = []
         self.wall = WallClock(0)
         session = MeterSession(
-            self.rows.append, self.rows.append, itertools.count(1), self.wall, lambda who: f"class of {who.tenant}"
+            self.rows.append,
+            self.rows.append,
+            itertools.count(1),
+            self.wall,
+            lambda who: (who.tenant, f"class of {who.tenant}"),
         )
         self.of = VersionMeter("model", "1", session)
         self.instances = [FakeInstance(f"model_{number}") for number in range(instances)]

@@ -60,8 +60,6 @@ class BatchApi:
             )
         tenant = EVERYBODY if sender.caller is None else sender.caller.tenant
         name = next(iter(arguments.values()), "")
-        if name_error(name):
-            raise NotFound(f"there is no object '{quoted_text(name)}'")
         work: Any
         match endpoint, head.method:
             case "files", "POST":
