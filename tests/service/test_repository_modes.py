@@ -316,6 +316,7 @@ def test_files_that_are_bombs_fail_their_model_alone(repository: Path, tmp_path:
     bombs = {
         "pipe": "",
         "endless": "",
+        "code": "",
         "large": "parameters { key: 'k' value { string_value: 'v' } }\n" * 40_000,
         "deep": "backend: 'llm'",
         "many": "instance_group { count: 2147483647 kind: KIND_CPU }",
@@ -327,6 +328,8 @@ def test_files_that_are_bombs_fail_their_model_alone(repository: Path, tmp_path:
         (repository / name / "config.pbtxt").unlink()
     os.mkfifo(repository / "pipe" / "config.pbtxt")
     (repository / "endless" / "config.pbtxt").symlink_to("/dev/zero")
+    (repository / "code" / "1" / "model.py").unlink()
+    os.mkfifo(repository / "code" / "1" / "model.py")
     (repository / "deep" / "1" / "config.json").write_text("[" * 200_000)
     flags = ["--exit-on-error=false", *(["--load-model=adder"] if mode == "explicit" else [])]
     with serving(repository, tmp_path / "log", f"--model-control-mode={mode}", *flags) as server:
@@ -341,3 +344,4 @@ def test_files_that_are_bombs_fail_their_model_alone(repository: Path, tmp_path:
         if mode == "none":
             assert "bytes, and at most 1048576 are read" in server.text
             assert "it is not a regular file" in server.text
+            assert "is a pipe or a device, not a file" in server.text

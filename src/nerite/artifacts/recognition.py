@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -117,19 +119,29 @@ _MAX_COUNT: Final = 1000
 
 @contextmanager
 def damage_explained(folder: Path, filename: str) -> Iterator[None]:
-    """Call ``refuse_pointers``, and pass errors of the ``with`` block through ``with_damage_noted``."""
-    refuse_pointers(folder, filename)
+    """Call ``refuse_what_is_no_file``, and pass errors of the ``with`` block through ``with_damage_noted``."""
+    refuse_what_is_no_file(folder, filename)
     try:
         yield
     except NeriteError as error:
         raise with_damage_noted(error, folder, filename) from error.__cause__
 
 
-def refuse_pointers(folder: Path, filename: str) -> None:
-    """Raise ``Internal`` if the model file of the version in ``folder``, or a companion file, is a Git LFS pointer.
+def refuse_what_is_no_file(folder: Path, filename: str) -> None:
+    """Raise ``Internal`` if the version in ``folder`` has a pipe or a device, or a Git LFS pointer as its model file.
 
-    ``filename`` is the name of the model file; empty if the backend chooses it.
+    Whoever opens a pipe waits for what others write. ``filename`` is the name of the model file; empty if the backend
+    chooses it.
     """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with suppress(OSError):
+                mode = os.stat(path).st_mode
+                if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                    raise Internal(
+                        f"'{path}' is a pipe or a device, not a file: models have files and directories only"
+                    )
     for file in _parts(folder / filename) if filename else ():
         if (pointer := pointer_in(file)) is not None:
             raise Internal(pointer_text(pointer))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ class ModelFingerprint:
 
 
 def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
-    """Return all files below ``directory``, except those that vanish meanwhile or may not be read.
+    """Return all regular files below ``directory``, except those that vanish meanwhile or may not be read.
 
     Raises ``OSError`` if an error leaves open whether a file exists.
     """
@@ -93,7 +94,8 @@ def directory_fingerprint(directory: Path) -> tuple[FileEntry, ...]:
             except OSError as error:
                 _ignore_if_absent(error)
                 continue
-            entries.append((os.path.relpath(path, directory), status.st_size, status.st_mtime_ns))
+            if stat.S_ISREG(status.st_mode):  # not a pipe, which nobody could read
+                entries.append((os.path.relpath(path, directory), status.st_size, status.st_mtime_ns))
     return tuple(entries)
 
 
@@ -132,7 +134,7 @@ def model_fingerprint(directory: Path) -> ModelFingerprint:
                 config = entry
             elif child.name == route_file.FILE:
                 route = entry
-            else:
+            elif stat.S_ISREG(status.st_mode):
                 shared.append(entry)
     return ModelFingerprint(tuple(shared), versions, config, route)
 

@@ -77,8 +77,8 @@ def read_ahead(folder: Path) -> int:
     size = 0
     buffer = bytearray(_CHUNK)
     for place, _, files in os.walk(folder):
-        for name in files:
-            with open(os.path.join(place, name), "rb", buffering=0) as file:
+        for path in filter(os.path.isfile, (os.path.join(place, name) for name in files)):
+            with open(path, "rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     size += count
     return size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import hashlib
 import logging
 import os
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.artifacts.recognition import damage_explained, refuse_pointers, with_damage_noted
+from nerite.artifacts.recognition import damage_explained, refuse_what_is_no_file, with_damage_noted
 from nerite.backends import gpu_builds, registry
 from nerite.backends.interface import ModelContext
 from nerite.backends.registry import SETTING
@@ -137,6 +138,8 @@ def _check_sums(agent: ModelRepositoryAgents.Agent, directory: Path, place: Fiel
             yield Mistake(message=message, path=path, remedy=remedy, error=Unsupported)
             continue
         try:
+            if not (directory / name).is_file():  # opening a pipe would wait
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             with open(directory / name, "rb") as file:
                 got = hashlib.file_digest(file, _md5).hexdigest()
         except OSError as error:
@@ -348,7 +351,7 @@ class VersionMaker:
             gpus=self._placement.gpus(polled.config),
         )
         if not finished.mistakes:
-            refuse_pointers(polled.directory / str(version), finished.config.default_model_filename)
+            refuse_what_is_no_file(polled.directory / str(version), finished.config.default_model_filename)
             self._placement.check_room(finished.config)
         return finished
 
