@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import lzma
+import struct
 import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +23,32 @@ class Unusable(InvalidArgument):
     def __init__(self, path: Path, text: str, remedy: str) -> None:
         """``remedy`` says what to do instead; it is printed on its own line."""
         super().__init__(f"{path}: {text}\n    {remedy}")
+
+
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(RuntimeError, ValueError, LookupError, OverflowError, MemoryError),
+)
+"""What is raised for an archive that is damaged, encrypted, or compressed in an unknown way, and for its content."""
+
+
+@contextmanager
+def opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive; whatever is wrong with what is read of it is ``Unusable``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which is an offset before the file's beginning
+            raise
+        raise _unreadable(path, error) from None
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> Unusable:
+    what = str(error) or type(error).__name__
+    return Unusable(path, f"the archive cannot be read: {what}", "Save the model again, or copy it again.")
 
 
 @dataclass(frozen=True)
@@ -139,20 +170,20 @@ class Candidate:
         """Names of the files in a zip archive, without their common root directory; empty for any other file."""
         if not self.head.startswith(_ZIP):
             return ()
-        with zipfile.ZipFile(self.path) as archive:
+        with opened_archive(self.path) as archive:
             return tuple(name.removeprefix(self.member_root) for name in archive.namelist())
 
     @cached_property
     def member_root(self) -> str:
         """Common root directory of all files in the archive, with a trailing slash; empty if they have none."""
-        with zipfile.ZipFile(self.path) as archive:
+        with opened_archive(self.path) as archive:
             roots = {name.partition("/")[0] for name in archive.namelist() if "/" in name}
             single = len(roots) == 1 and all("/" in name for name in archive.namelist())
         return f"{roots.pop()}/" if single else ""
 
     def member(self, name: str) -> bytes:
         """Return the content of a file in the archive; ``name`` is one of ``members``."""
-        with zipfile.ZipFile(self.path) as archive:
+        with opened_archive(self.path) as archive:
             return archive.read(self.member_root + name)
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.artifacts.artifact import Artifact, Candidate, Unusable
+from nerite.artifacts.artifact import Artifact, Candidate, Unusable, opened_archive
 from nerite.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
 from nerite.core.bounded_files import json_of
 from nerite.core.client_text import is_file_path
@@ -23,6 +23,7 @@ _ARCHIVE: Final = "archive"
 _MAX_BATCH: Final = 8
 _MOST_FILES: Final = 10_000
 _LARGEST_MANIFEST: Final = 1 << 20
+_LARGEST_HANDLER: Final = 4 << 20
 _LARGEST: Final = 1 << 40
 _RATIO: Final = 200
 """A member that unpacks to more times its size is not a model."""
@@ -33,7 +34,7 @@ def recognise_torchserve(candidate: Candidate) -> Artifact | None:
     if MANIFEST not in [candidate.member_root + name for name in candidate.members]:
         return None
     path = candidate.path
-    with zipfile.ZipFile(path) as archive:
+    with opened_archive(path) as archive:
         members = _checked(path, archive)
         manifest = _manifest(path, archive)
         model = manifest["model"]
@@ -84,7 +85,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, Any]:
         manifest = json_of(archive.read(MANIFEST))
         if not isinstance(manifest, dict) or not isinstance(manifest.get("model"), dict):
             raise ValueError("it describes no model")
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError) as error:
         raise Unusable(path, f"its {MANIFEST} cannot be read: {error}", "Archive the model again.") from None
     return manifest
 
@@ -115,6 +116,8 @@ def _check_handler(path: Path, archive: zipfile.ZipFile, handler: str) -> None:
     needs = not file.endswith(".py")
     if not needs:
         try:
+            if archive.getinfo(file).file_size > _LARGEST_HANDLER:
+                raise Unusable(path, f"its handler '{file}' is too long to be a program", "Archive the model again.")
             tree = ast.parse(archive.read(file))
         except KeyError:
             raise Unusable(path, f"its handler '{file}' is not in it", "Archive the model again.") from None
@@ -137,7 +140,7 @@ def _names_ts(node: ast.AST) -> bool:
 
 
 def _unpack(path: Path, members: list[str], directory: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
+    with opened_archive(path) as archive:
         for name in members:
             target = directory / _ARCHIVE / name
             target.parent.mkdir(parents=True, exist_ok=True)

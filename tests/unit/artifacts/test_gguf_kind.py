@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -40,6 +41,27 @@ def test_truncated(tmp_path: Path, share: float) -> None:
     file.write_bytes(whole[: max(5, int(len(whole) * share))])
     with pytest.raises(Unusable, match="the file is truncated"):
         recognise(Candidate(file))
+
+
+def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
+    whole = gguf_model(tmp_path / "tiny.gguf").read_bytes()
+    rng = random.Random(38)
+    refused = 0
+    for number in range(600):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            damaged[rng.randrange(min(2000, len(damaged)))] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
+        file = tmp_path / "damaged.gguf"
+        file.write_bytes(damaged)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        try:
+            artifact = recognise(Candidate(file))
+            if artifact.make is not None:
+                artifact.make(directory)
+        except Unusable:
+            refused += 1
+    assert 0 < refused < 600
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import stat
 import zipfile
 from pathlib import Path
@@ -72,6 +73,43 @@ def test_links_are_refused(tmp_path: Path) -> None:
         file.writestr(link, "/etc/passwd")
     with pytest.raises(Unusable, match=r"'weights\.pt' is a link"):
         recognise(Candidate(path, trusted=True))
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        ("x = " + "(" * 300 + ")" * 300, "is not valid Python"),
+        ("x = " + "-" * 200_000 + "1", "is not valid Python|cannot be read"),
+        ("# " + random.Random(1).randbytes(3 << 20).hex(), "too long to be a program"),
+    ],
+)
+def test_handlers_that_cannot_be_parsed(tmp_path: Path, handler: str, reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        recognise(Candidate(archive(tmp_path, {"own.py": handler}), trusted=True))
+
+
+def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
+    whole = archive(tmp_path, {"own.py": HANDLER, "lib/a.txt": "a" * 500}).read_bytes()
+    rng = random.Random(38)
+    refused = 0
+    for number in range(600):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
+        path = tmp_path / f"{number}.mar"
+        path.write_bytes(damaged[: rng.choice((len(damaged), len(damaged), rng.randrange(4, len(damaged))))])
+        try:
+            artifact = recognise(Candidate(path, trusted=True))
+            if artifact.make is not None:
+                artifact.make(tmp_path / str(number))
+        except Unusable:
+            refused += 1
+    assert 0 < refused < 600
+    assert (
+        not {each.name for each in tmp_path.iterdir()}
+        - {"net.mar", *map(str, range(600))}
+        - {f"{number}.mar" for number in range(600)}
+    )
 
 
 @pytest.mark.parametrize("manifest", ["[]", "{", '{"model": 1}', "{}"])
