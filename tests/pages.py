@@ -16,7 +16,7 @@ class Page:
     """A document of the repository. ``blocks`` are language and text of each fenced block."""
 
     def __init__(self, name: str) -> None:
-        text = (ROOT / name).read_text()
+        self.text = text = (ROOT / name).read_text()
         self.blocks: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
     def block(self, part: str) -> str:

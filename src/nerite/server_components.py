@@ -310,7 +310,7 @@ class ServerComponents:
         policy = self.tenant_admission.policy
         tenant = policy.tenant(caller.tenant)
         level = policy.class_of(tenant, caller.wanted_class)
-        name = caller.tenant if self.tenant_admission.in_force else ""
+        name = caller.tenant if self.tenant_admission.identifies else ""
         return name, tenant.level if level is None else level.name
 
     async def _open_cache(self) -> ResponseCache | None:

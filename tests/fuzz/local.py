@@ -97,7 +97,7 @@ class Reader:
         for mistake in found.mistakes:
             orjson.dumps([mistake.text, mistake.param])
         for item in found.items:
-            body = body_of_line(text[item.position : item.position + item.size])
+            body = body_of_line(text[item.position : item.position + item.size], item)
             orjson.loads(answer_line("id", item.custom_id, 200, "", body))
         return not found.mistakes
 

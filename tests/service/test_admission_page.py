@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("page")
     python_model(folder / "models", "identity", IDENTITY)
     (folder / "policy.toml").write_text(PAGE.block("[tenants.acme]"))
-    program, verb, repository, flag = shlex.split(PAGE.block("nerite serve"))
+    (folder / "admin.keys").write_text("KEY\n")
+    # The first command with a flag more: nothing else differs.
+    first, second = (shlex.split(each) for each in re.findall("^nerite serve .*$", PAGE.text, re.MULTILINE))
+    assert first == second[:-1]
+    program, verb, repository, *flags = second
     assert (program, verb, repository) == ("nerite", "serve", "models")
-    with serving(folder / "models", folder / "log", flag.replace("policy.toml", f"{folder}/policy.toml")) as running:
+    here = [re.sub(r"policy\.toml|admin\.keys", lambda found: f"{folder}/{found[0]}", flag) for flag in flags]
+    with serving(folder / "models", folder / "log", *here) as running:
         yield running
 
 
@@ -35,7 +41,8 @@ def test_the_commands(server: Serving, tmp_path: Path) -> None:
     assert '"data":[1.0,2.0]' in printed
     (row,) = [line.split("|") for line in printed.splitlines() if " identity " in line]
     assert [cell.strip() for cell in row[1:8]] == ["identity", "acme", "interactive", "1", "1", "0", "8 bytes"]
-    quota = PAGE.block("nerite quota acme").replace("nerite quota", "nerite quota --url localhost:8000")
+    quota = re.sub("^nerite serve.*$", "", PAGE.block("--csv > use.csv"), flags=re.MULTILINE)
+    quota = quota.replace("nerite quota", "nerite quota --url localhost:8000")
     assert "200000" in run(quota, server, tmp_path)
     assert (tmp_path / "use.csv").read_text().splitlines()[1].startswith("identity,acme,interactive,1,1,")
 

@@ -118,12 +118,13 @@ def test_the_page(server: Serving) -> None:
     [
         ("models.example", "https", "https://models.example"),
         ("[::1]:8000", "http", "http://[::1]:8000"),
-        ("a'; rm -rf", "", "http://localhost:8000"),
+        ("models.example:", "", "http://localhost:8000"),
     ],
 )
 def test_where_the_client_finds_the_server(server: Serving, host: str, proto: str, url: str) -> None:
     body = server.ask("GET", "/v2/docs/openapi.json", Host=host, X_Forwarded_Proto=proto)[2]
     assert json.loads(body)["servers"] == [{"url": url}]
+    assert server.ask("GET", "/v2/docs/openapi.json", Host="a'; rm -rf")[0] == 403
 
 
 def test_keys(tmp_path: Path) -> None:

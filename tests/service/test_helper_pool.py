@@ -130,7 +130,7 @@ def test_a_refusal_keeps_its_class_and_any_other_error_is_an_incident() -> None:
         with pytest.raises(Internal, match="internal error, incident"):
             await caller.ask("nowhere:nothing")
         with pytest.raises(NeriteError, match="'x' is 2000 characters long") as refusal:
-            await caller.ask("nerite.core.client_text:checked", "a" * 2000, "'x'")
+            await caller.ask("nerite.core.client_text:checked_name", "a" * 2000, "'x'")
         assert refusal.value.code == "INVALID_ARG"
         assert await caller.ask("os:getpid") > 0
 

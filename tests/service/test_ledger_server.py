@@ -384,3 +384,22 @@ def test_without_a_key_a_tenant_sees_its_own_figures_and_nobody_else_any(tmp_pat
         done = subprocess.run([NERITE, "quota", "--url", server.http], capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         assert "The key of a tenant shows that tenant's own figures" in done.stderr
+
+
+def test_beside_the_key_to_all_figures_a_tenant_sees_its_own(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "works", WORKS)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    flags = [f"--policy-file={tmp_path / 'policy.toml'}", f"--ledger={tmp_path / 'ledger.db'}", ALL_TENANTS]
+    with serving(tmp_path / "models", tmp_path / "log", *flags) as server:
+        assert [infer(server, "works", key=key) for key in ("acme-key", "other-key")] == [200] * 2
+        for headers, seen in (
+            ({"authorization": "Bearer acme-key"}, {"acme"}),
+            ({"authorization": "Bearer acme-key", "x_admin_key": "tests"}, {"acme", "other"}),
+        ):
+            status, _, body = server.ask("GET", "/v2/usage?group_by=tenant", **headers)
+            assert (status, {each["tenant"] for each in json.loads(body)["data"]}) == (200, seen)
+            assert seen <= {each["tenant"] for each in json.loads(server.ask("GET", "/v2/quota", **headers)[2])["use"]}
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x_admin_key": "wrong"}):
+            for path in ("/v2/usage", "/v2/quota"):
+                assert server.ask("GET", path, **headers)[0] == 403
+        assert server.ask("GET", "/v2/models/stats", authorization="Bearer acme-key")[0] == 403

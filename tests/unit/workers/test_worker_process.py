@@ -43,7 +43,7 @@ class Plan:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.channels: list[Channel] = []
         self.server_context = SimpleNamespace(
-            loop=loop, blocking=self.run, server=None, tenant_admission=SimpleNamespace(in_force=False), devices=None
+            loop=loop, blocking=self.run, server=None, tenant_admission=SimpleNamespace(identifies=False), devices=None
         )
 
     async def run(self, start: Callable[[], Any]) -> Any:
