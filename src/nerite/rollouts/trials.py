@@ -95,6 +95,7 @@ class TrialRequest:
             self._times.append(time.monotonic() - self._began)
         self._first.set()
         if final:
+            self._request = None  # whose sink this is: they would keep each other
             self._over.set()
 
     async def outcome(self, seconds: float) -> TrialOutcome:
