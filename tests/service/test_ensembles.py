@@ -46,76 +46,6 @@ def execute(self, requests):
 """
 
 
-def test_steps_that_do_not_need_each_other_run_at_a_time(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    for name, me, other in (("left", "a", "b"), ("right", "b", "a")):
-        source = MEETS.replace("FOLDER", repr(str(tmp_path))).replace("ME", repr(me)).replace("OTHER", repr(other))
-        python_model(models, name, source, pbtxt(batch=1, more=""))
-    ensemble(models, "both", step("left", "INPUT0", "L"), step("right", "INPUT0", "R"), outputs=("L", "R"))
-    with serving(models, tmp_path / "log") as server:
-        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-        answer = server.json("POST", "/v2/models/both/infer", body)
-        assert sorted(output["data"] for output in answer["outputs"]) == [[2.0], [2.0]], "they did not meet"
-
-
-def test_a_client_that_hangs_up_ends_the_step_and_no_other_begins(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "waits", WAITS, pbtxt(batch=1, more=""))
-    python_model(models, "after", WAITS, pbtxt(batch=1, more=""))
-    ensemble(models, "chain", step("waits", "INPUT0", "t"), step("after", "t", "OUTPUT0"))
-    with serving(models, tmp_path / "log") as server:
-        asking = threading.Thread(target=hang_up, args=(server, "begins -1.0"))
-        asking.start()
-        asking.join()
-        eventually(lambda: "ends -1.0" in server.text)
-        assert server.infer("chain", [2.0]) == [2.0]
-        assert server.text.count("begins -1.0") == 1
-        failed = 'nv_inference_request_failure{model="chain",reason="CANCELED",version="1"}'
-        eventually(lambda: server.metrics()[failed] == 1)
-
-
-def hang_up(server: Serving, once: str) -> None:
-    """Ask, and go away once the log says so."""
-    import socket
-
-    host, port = server.http.split(":")
-    raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-1]}]}).encode()
-    with socket.create_connection((host, int(port))) as connection:
-        head = b"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
-        connection.sendall(head + raw)
-        eventually(lambda: once in server.text)
-
-
-def test_a_worker_that_dies_fails_those_it_had_and_says_where(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "first", adds(1), pbtxt(batch=1, more=""))
-    python_model(models, "second", WAITS, pbtxt(batch=1, more=""))
-    ensemble(models, "chain", step("first", "INPUT0", "t"), step("second", "t", "OUTPUT0"))
-    body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-5]}]}
-    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(1) as thread:
-        failing = thread.submit(server.ask, "POST", "/v2/models/chain/infer", json.dumps(body).encode())
-        eventually(lambda: "begins -4.0" in server.text)
-        worker = next(pid for name, pid in server.workers().items() if name.startswith("second"))
-        os.kill(worker, signal.SIGKILL)
-        status, _, told = failing.result()
-        assert status == 500
-        message = json.loads(told)["error"]
-        assert message.startswith("in ensemble 'chain', ")
-        assert "at step 2 of 'chain': model 'second', version 1, given INPUT0 FP32 [1,1]" in message
-        eventually(lambda: server.ready("second"))
-        assert server.infer("chain", [4.0]) == [5.0]
-
-
-def test_max_inflight_requests(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    python_model(models, "counts", COUNTS, pbtxt(batch=1, more="instance_group [{ count: 4 kind: KIND_CPU }]"))
-    ensemble(models, "one", step("counts", "INPUT0", "OUTPUT0"), more="max_inflight_requests: 1")
-    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(4) as threads:
-        assert "Ensemble model 'one' configured with max_inflight_requests: 1" in server.text
-        answers = list(threads.map(lambda _: server.infer("one", [0.1]), range(4)))
-        assert answers == [[1.0]] * 4, "more than one ran at a time"
-
-
 COUNTS = """
 def execute(self, requests):
     \"\"\"Answers how many of its instances ran at the time.\"\"\"
@@ -291,3 +221,111 @@ def test_nobody_writes_into_a_tensor_that_others_take_too(tmp_path: Path) -> Non
         assert set(server.json("POST", "/v2/models/chain/infer", only_a)["outputs"][0]["data"]) == {0.0}
         only_b = {**body, "outputs": [{"name": "B"}]}
         assert set(server.json("POST", "/v2/models/chain/infer", only_b)["outputs"][0]["data"]) == {1.0}
+
+
+COUNTS = """
+def execute(self, requests):
+    for request in requests:
+        sender = request.get_response_sender()
+        for number in range(12):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([[number]], np.float32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+OVERTAKES = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        number = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        time.sleep(0.004 if number[0, 0] % 3 == 0 else 0.001)
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", number)]))
+    return answers
+"""
+
+
+def test_steps_that_do_not_need_each_other_run_at_a_time(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name, me, other in (("left", "a", "b"), ("right", "b", "a")):
+        source = MEETS.replace("FOLDER", repr(str(tmp_path))).replace("ME", repr(me)).replace("OTHER", repr(other))
+        python_model(models, name, source, pbtxt(batch=1, more=""))
+    ensemble(models, "both", step("left", "INPUT0", "L"), step("right", "INPUT0", "R"), outputs=("L", "R"))
+    with serving(models, tmp_path / "log") as server:
+        body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        answer = server.json("POST", "/v2/models/both/infer", body)
+        assert sorted(output["data"] for output in answer["outputs"]) == [[2.0], [2.0]], "they did not meet"
+
+
+def test_a_client_that_hangs_up_ends_the_step_and_no_other_begins(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "waits", WAITS, pbtxt(batch=1, more=""))
+    python_model(models, "after", WAITS, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("waits", "INPUT0", "t"), step("after", "t", "OUTPUT0"))
+    with serving(models, tmp_path / "log") as server:
+        asking = threading.Thread(target=hang_up, args=(server, "begins -1.0"))
+        asking.start()
+        asking.join()
+        eventually(lambda: "ends -1.0" in server.text)
+        assert server.infer("chain", [2.0]) == [2.0]
+        assert server.text.count("begins -1.0") == 1
+        failed = 'nv_inference_request_failure{model="chain",reason="CANCELED",version="1"}'
+        eventually(lambda: server.metrics()[failed] == 1)
+
+
+def hang_up(server: Serving, once: str) -> None:
+    """Ask, and go away once the log says so."""
+    import socket
+
+    host, port = server.http.split(":")
+    raw = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-1]}]}).encode()
+    with socket.create_connection((host, int(port))) as connection:
+        head = b"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
+        connection.sendall(head + raw)
+        eventually(lambda: once in server.text)
+
+
+def test_a_worker_that_dies_fails_those_it_had_and_says_where(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "first", adds(1), pbtxt(batch=1, more=""))
+    python_model(models, "second", WAITS, pbtxt(batch=1, more=""))
+    ensemble(models, "chain", step("first", "INPUT0", "t"), step("second", "t", "OUTPUT0"))
+    body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [-5]}]}
+    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(1) as thread:
+        failing = thread.submit(server.ask, "POST", "/v2/models/chain/infer", json.dumps(body).encode())
+        eventually(lambda: "begins -4.0" in server.text)
+        worker = next(pid for name, pid in server.workers().items() if name.startswith("second"))
+        os.kill(worker, signal.SIGKILL)
+        status, _, told = failing.result()
+        assert status == 500
+        message = json.loads(told)["error"]
+        assert message.startswith("in ensemble 'chain', ")
+        assert "at step 2 of 'chain': model 'second', version 1, given INPUT0 FP32 [1,1]" in message
+        eventually(lambda: server.ready("second"))
+        assert server.infer("chain", [4.0]) == [5.0]
+
+
+def test_max_inflight_requests(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    python_model(models, "counts", COUNTS, pbtxt(batch=1, more="instance_group [{ count: 4 kind: KIND_CPU }]"))
+    ensemble(models, "one", step("counts", "INPUT0", "OUTPUT0"), more="max_inflight_requests: 1")
+    with serving(models, tmp_path / "log") as server, ThreadPoolExecutor(4) as threads:
+        assert "Ensemble model 'one' configured with max_inflight_requests: 1" in server.text
+        answers = list(threads.map(lambda _: server.infer("one", [0.1]), range(4)))
+        assert answers == [[1.0]] * 4, "more than one ran at a time"
+
+
+def test_the_words_of_a_stream_keep_their_places(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    decoupled = pbtxt(batch=1, more="model_transaction_policy { decoupled: true }")
+    python_model(models, "counts", COUNTS, decoupled)
+    two = pbtxt(batch=1, more="").replace("kind: KIND_CPU", "kind: KIND_CPU count: 2")
+    python_model(models, "overtakes", OVERTAKES, two)
+    ensemble(models, "both", step("counts", "INPUT0", "number"), step("overtakes", "number", "OUTPUT0"))
+    with serving(models, tmp_path / "log") as server:
+
+        def words(_: int) -> list[float]:
+            status, _, body = server.ask("POST", "/v2/models/both/generate_stream", {"INPUT0": [1.0]})
+            assert status == 200, body
+            return [json.loads(line[6:])["OUTPUT0"] for line in body.splitlines() if line.startswith(b"data: ")]
+
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(words, range(60)))
+    assert told == [[float(number) for number in range(12)]] * 60

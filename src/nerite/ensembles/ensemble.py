@@ -35,14 +35,22 @@ from nerite.scheduling.ensemble import (
     explain_step_failure,
 )
 from nerite.scheduling.load_shedding import LoadShedder
+from nerite.scheduling.stream_order import StreamOrder, StreamPlace
 
 
 class StepWave:
     """Tensors that belong together: all of a request, or those derived from one response of a decoupled step."""
 
-    __slots__ = ("data", "situation")
+    __slots__ = ("data", "place", "situation")
 
-    def __init__(self, data: Sequence[TensorData], situation: EnsembleProgress) -> None:
+    def __init__(
+        self,
+        data: Sequence[TensorData],
+        situation: EnsembleProgress,
+        place: StreamPlace[InferenceResponse] | None = None,
+    ) -> None:
+        self.place = place
+        """Where its answer stands among those of the request; None if the ensemble has one response."""
         self.data = [data]
         """Tensor data by message: the caller's request first, then the responses of steps."""
         self.situation = situation
@@ -51,7 +59,7 @@ class StepWave:
 class StepRequest(ChildRequest):
     """Request to the model of a step."""
 
-    __slots__ = ("reached", "run", "start", "wave")
+    __slots__ = ("place", "reached", "run", "start", "wave")
 
     def __init__(self, run: EnsembleRun, wave: StepWave, start: StepStart) -> None:
         data = wave.data
@@ -66,6 +74,8 @@ class StepRequest(ChildRequest):
         self.reached = start.step
         """Step that the response belongs to: a later one if the worker has run fused steps."""
         self.wave = wave
+        self.place: StreamPlace[InferenceResponse] | None = None
+        """The end of the stream that it receives; None if its response belongs to the wave."""
 
 
 class EnsembleRun(ExecutionObserver):
@@ -77,6 +87,7 @@ class EnsembleRun(ExecutionObserver):
         "_infer_ns",
         "_input_ns",
         "_open",
+        "_order",
         "_output_ns",
         "_queue_ns",
         "fusible",
@@ -96,6 +107,8 @@ class EnsembleRun(ExecutionObserver):
         self._ensemble = ensemble
         self._open: set[StepRequest] = set()
         self._answered = False
+        self._order: StreamOrder[InferenceResponse] | None = StreamOrder() if ensemble.decoupled else None
+        """The order in which responses leave; None if there is one."""
         self._queue_ns = self._input_ns = self._infer_ns = self._output_ns = 0
 
     @property
@@ -111,13 +124,17 @@ class EnsembleRun(ExecutionObserver):
     def begin(self, beginning: EnsembleProgress) -> None:
         """Start the steps that need only the caller's inputs."""
         self.request.on_cancel = self._cancelled
-        self._follow(StepWave(self.request.data, beginning), None)
+        place = None if self._order is None else self._order.root
+        self._follow(StepWave(self.request.data, beginning, place), None)
         self._check_end()
 
     def ask(self, wave: StepWave, start: StepStart) -> None:
         """Send a step's request to its model. Tensor data is passed on without a copy."""
         child = StepRequest(self, wave, start)
         self._open.add(child)
+        if start.step.decoupled and self._order is not None and wave.place is not None:
+            child.place = self._order.begin_stream(wave.place)
+            wave.place.open -= 1
         self._ensemble.server.infer(child, "")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse, final: bool) -> None:
@@ -132,16 +149,25 @@ class EnsembleRun(ExecutionObserver):
         if response.error is not None:
             self._fail(request, response.error)
             return
+        if final and self._order is not None:
+            ended = request.place or request.wave.place
+            assert ended is not None
+            ended.open -= 1
         if response.header is not None:
             step = request.reached
             wave = request.wave
             situation = wave.situation.after(step, response.header)
             if step.decoupled:
-                wave = StepWave(response.data, situation)
+                place = None
+                if self._order is not None and request.place is not None:
+                    place = self._order.add_response(request.place)
+                wave = StepWave(response.data, situation, place)
             else:
                 wave.data.append(response.data)
                 wave.situation = situation
             self._follow(wave, None if final else request)
+        if final and not self.over and self._order is not None:
+            self._release(self._order)
         if final and not self.over:
             if not self._open:
                 self._check_end()
@@ -192,11 +218,16 @@ class EnsembleRun(ExecutionObserver):
         """Start the steps, and send the response, of the state of ``wave``. ``cause`` may produce further states."""
         situation = wave.situation
         ensemble = self._ensemble
+        place = wave.place
+        if place is not None:
+            place.open += len(situation.starts) + 1  # so that it stays, although steps may end at once
         for start in situation.starts:
             if not ensemble.limited or ensemble.admits(self, wave, start, cause):
                 self.ask(wave, start)
                 if self.over:
                     return
+        if place is not None:
+            place.open -= 1
         if situation.answer is not None:
             self._answer(wave, situation.answer)
 
@@ -204,7 +235,22 @@ class EnsembleRun(ExecutionObserver):
         self._answered = True
         data = wave.data
         response = InferenceResponse(answer.header, [data[whose][which] for whose, which in answer.places])
-        if not self._open and not self.waiting:
+        if self._order is None or wave.place is None:
+            self._send(response, last=True)
+        else:
+            wave.place.answer = response
+            self._release(self._order)
+
+    def _release(self, order: StreamOrder[InferenceResponse]) -> None:
+        """Send the responses whose turn it is."""
+        responses = order.release()
+        for count, response in enumerate(responses, 1):
+            if self.over:  # the client has left meanwhile
+                return
+            self._send(response, last=order.complete and count == len(responses))
+
+    def _send(self, response: InferenceResponse, *, last: bool) -> None:
+        if last and not self._open and not self.waiting:
             self._end(response)
         else:
             self.request.on_pause = self._pause

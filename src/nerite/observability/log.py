@@ -153,6 +153,8 @@ class Log:
         self.format: LogFormat = "default"
         self.forward: Callable[[LogRecord], None] | None = None
         """Takes the records of a process whose log another process writes. Called on any thread."""
+        self.followers: set[Callable[[], None]] = set()
+        """Called when the verbosity may have changed, on the thread that changes it."""
         self.recent: RecentLog | None = None
         """Keeps the last records that are written, if anybody reads them there."""
         self._streams = (out, err)
@@ -216,6 +218,8 @@ class Log:
         self.warning_enabled = bool(settings.get("log_warning", self.warning_enabled))
         self.error_enabled = bool(settings.get("log_error", self.error_enabled))
         self.verbose_level = int(settings.get("log_verbose_level", self.verbose_level))
+        for follower in tuple(self.followers):
+            follower()
 
     def info(self, message: str, **extras: object) -> None:
         """Log a normal event. ``extras`` become keys of a JSON record."""

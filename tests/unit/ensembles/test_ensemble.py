@@ -371,3 +371,39 @@ def test_more_than_may_be_under_way_are_refused_before_they_begin() -> None:
     bench.models.answer("m1")
     fourth = bench.ask()
     assert bench.told(fourth) == []
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1), (0, 1, 2), (2, 0, 1)])
+def test_responses_of_a_stream_keep_their_order(order: tuple[int, ...], limit: int) -> None:
+    bench = Bench(*CHAIN, decoupled=0, limit=limit)
+    request = bench.ask()
+    (stream,) = bench.models.asked
+    answer = ResponseHeader("m0", "1", [SPEC])
+    for number in range(3):
+        stream.respond(InferenceResponse(answer, [b"%d" % number]), number == 2)
+    later = bench.models.asked[1:]
+    assert [each.data for each in later] == [[b"0"], [b"1"], [b"2"]]
+    for count, number in enumerate(order, 1):
+        later[number].respond(InferenceResponse(answer, [b"%d" % number]))
+        whole = next(length for length in range(4) if length not in order[:count])
+        assert bench.told(request) == [[b"%d" % each] for each in range(whole)]
+    assert bench.ensemble.in_flight == 0
+    assert [final for asked, _, final in bench.caller.answers if asked is request] == [False, False, True]
+
+
+def test_a_response_that_is_dropped_holds_up_none_behind_it() -> None:
+    bench = Bench(*CHAIN, decoupled=0)
+    request = bench.ask()
+    (stream,) = bench.models.asked
+    answer = ResponseHeader("m0", "1", [SPEC])
+    for number in range(3):
+        stream.respond(InferenceResponse(answer, [b"%d" % number]), False)
+    first, second, third = bench.models.asked[1:]
+    third.respond(InferenceResponse(answer, [b"2"]))
+    second.respond(EMPTY)
+    assert bench.told(request) == []
+    first.respond(InferenceResponse(answer, [b"0"]))
+    assert bench.told(request) == [[b"0"], [b"2"]]
+    stream.respond(EMPTY)
+    assert bench.ensemble.in_flight == 0

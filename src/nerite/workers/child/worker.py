@@ -136,6 +136,8 @@ class MetricsReporter:
                 time.sleep(min(max((time.monotonic() - began) / _PART, OFTEN), SELDOM))
 
 
+_MODELS_LOGGER: Final = "triton_python_backend_utils"
+"""Through it, models log with ``pb_utils.Logger``."""
 _FAILED = 70
 """Exit status of a worker that cannot go on (EX_SOFTWARE)."""
 _CONTROL = frozenset(
@@ -150,6 +152,7 @@ _CONTROL = frozenset(
         messages.TRIM,
         messages.DEVICE_POOL,
         messages.DEVICE_GRANT,
+        messages.VERBOSE,
         *messages.OF_REQUEST,
     )
 )
@@ -165,12 +168,15 @@ class Worker:
         *,
         end: Callable[[int], NoReturn] = os._exit,
         enter: Callable[[BlsClient], None] = lambda _calls: None,
+        set_verbose: Callable[[bool], None] = lambda _verbose: None,
     ) -> None:
         """``end`` ends the worker with an exit status; by default, its process.
 
+        ``set_verbose`` is told whether what models log as VERBOSE is written.
         Each further thread that runs jobs calls ``enter`` first.
         """
         self._end = end
+        self._set_verbose = set_verbose
         self._descriptors = descriptors
         self._inbox = Inbox(channel, self._control, self._fail)
         outbox = self.outbox = Outbox(channel, descriptors)
@@ -290,6 +296,8 @@ class Worker:
             self._devices.opened(**messages.read_json(body))
         elif kind == messages.DEVICE_GRANT:
             self._devices.granted(**messages.read_json(body))
+        elif kind == messages.VERBOSE:
+            self._set_verbose(bool(count))
         elif kind == messages.TRIM:
             threading.Thread(target=self.outbox.trim, name="trim", daemon=True).start()
         elif (batch := self._batches.get(messages.read_batch(body)[0])) is not None:
@@ -442,12 +450,17 @@ def read_context(value: dict[str, Any]) -> ModelContext:
     return ModelContext(value["name"], value["version"], Path(value["directory"]), value["config"], value["settings"])
 
 
+def _set_verbose(verbose: bool) -> None:
+    """Have records of level VERBOSE sent to the server, or dropped here."""
+    logging.getLogger(_MODELS_LOGGER).setLevel(logging.DEBUG if verbose else logging.NOTSET)
+
+
 def main(channel: int, descriptors: int) -> None:
     """Run a worker on two connected sockets, until the server is gone or sends CLOSE."""
     # faulthandler writes in the handler itself, without the interpreter: a C library may hold the GIL.
     faulthandler.register(messages.STACKS_SIGNAL, file=2)
     sys.argv = [""]  # as in Triton: a model that reads its arguments finds none, and not those of this process
-    worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors))
+    worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors), set_verbose=_set_verbose)
     model_calls.current = worker.calls
     os.register_at_fork(after_in_child=worker.forked)
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):

@@ -18,6 +18,7 @@ from nerite.core.response import EMPTY, InferenceResponse, ResponseHeader
 from nerite.core.tensor import Buffer
 from nerite.devices.devices import Devices
 from nerite.observability.custom_metrics import ReportedMetrics
+from nerite.observability.log import log as server_log
 from nerite.workers.host.bls import BlsServer
 from nerite.workers.host.device_memory import WorkerDeviceMemory
 from nerite.workers.host.fork_server import ForkedProcess
@@ -74,6 +75,8 @@ class WorkerChannel(Channel):
         self._bls_server: BlsServer | None = None
         self._sends_contexts = False
         """The worker has asked for the trace contexts of requests."""
+        if server_log.verbose_level:
+            self._socket.sendall(_verbosity_frame())
 
     def ask(self, kind: int, value: object) -> Any:
         """Send a request and wait for the reply. Not after ``attach``. Raises the worker's error or ``Unavailable``."""
@@ -118,6 +121,7 @@ class WorkerChannel(Channel):
         self._on_report = on_report
         self._on_end = on_end
         self._begin(loop)
+        server_log.followers.add(self._tell_verbosity)
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Send a request; ``answered`` takes the reply. Only after ``attach``."""
@@ -182,6 +186,7 @@ class WorkerChannel(Channel):
         """Close the connection. The worker, if it is still alive, exits."""
         if self._trim_timer is not None:
             self._trim_timer.cancel()
+        server_log.followers.discard(self._tell_verbosity)
         self._on_end = None
         if self._devices is not None:
             self._devices.close()
@@ -266,12 +271,19 @@ class WorkerChannel(Channel):
         assert isinstance(header, RequestHeader) and self._bls_server is not None
         self._bls_server.call(call, batch, index, decoupled, header, name, data)
 
+    def _tell_verbosity(self) -> None:
+        self._send(_verbosity_frame())
+
     def _trim(self) -> None:
         """Make the worker release unused memory, now and every few seconds."""
         assert self._loop is not None
         if not self._unsent:
             self._send(messages.frame(messages.TRIM))
         self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
+
+
+def _verbosity_frame() -> bytes:
+    return messages.frame(messages.VERBOSE, count=server_log.verbose_level > 0)
 
 
 def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:

@@ -58,6 +58,7 @@ TRIM: Final = 14  # release tensor memory that was not used since the last TRIM
 SLEEP: Final = 15  # JSON: have the instance at this seat sleep, or wake
 DEVICE_POOL: Final = 36  # JSON: the server's pool of memory on a GPU, which later messages refer to
 DEVICE_GRANT: Final = 37  # JSON: a part of it that the worker may write to; of no bytes if there is none
+VERBOSE: Final = 38  # the count is 1 if what models log as VERBOSE is written
 # From a worker to the server.
 DONE: Final = 16  # JSON: the reply to COMPLETE, LOAD, IS_READY, ADAPTER, SLEEP or CLOSE; with the count of that message
 FAILED: Final = 17  # JSON: code and message of an error; sent instead of DONE
