@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
@@ -10,6 +11,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
 
 import uvloop
 
@@ -35,7 +38,23 @@ def run(options: ServerOptions) -> int:
     gc.freeze()  # what is imported stays
     raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServerProcess(options).serve())
+        status = runner.run(ServerProcess(options).serve())
+    if "obstore" in sys.modules:
+        _exit_without_finalizing(status)
+    return status
+
+
+def _exit_without_finalizing(status: int) -> NoReturn:
+    """End the process, but do not finalize Python.
+
+    A download that was cancelled ends on a thread of obstore, which aborts the process if Python is being finalized.
+    """
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed
+            stream.flush()
+    os._exit(status)
 
 
 StartedServer = Callable[[InferenceServer, Mapping[str, int]], None]

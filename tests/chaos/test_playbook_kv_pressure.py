@@ -31,8 +31,13 @@ def test_kv_pressure(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
     language_model(tmp_path / "models" / "chat" / "1")
     (tmp_path / "models" / "chat" / "config.pbtxt").write_text(CONFIG)
+    # Without it, requests wait for memory before they begin, and the alert is a matter of moments.
+    (tmp_path / "servers.toml").write_text("[llms.chat]\novercommit = 1.0\n")
+    flag = f"--policy-file={tmp_path / 'servers.toml'}"
     with ExitStack() as stack:
-        servers = [stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}")) for number in range(3)]
+        servers = [
+            stack.enter_context(serving(tmp_path / "models", tmp_path / f"log{number}", flag)) for number in range(3)
+        ]
         stage = stack.enter_context(platform(tmp_path, servers))
         traffic = stack.enter_context(clients(16, stage.router, PATH, LONG, x_tenant="acme"))
         stage.pages(playbook)

@@ -138,8 +138,8 @@ def _check_sums(agent: ModelRepositoryAgents.Agent, directory: Path, place: Fiel
             yield Mistake(message=message, path=path, remedy=remedy, error=Unsupported)
             continue
         try:
-            if not (directory / name).is_file():  # opening a pipe would wait
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if (directory / name).is_fifo() or (directory / name).is_char_device():  # which have no end
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             with open(directory / name, "rb") as file:
                 got = hashlib.file_digest(file, _md5).hexdigest()
         except OSError as error:
