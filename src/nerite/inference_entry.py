@@ -30,8 +30,9 @@ from nerite.core.request import (
 )
 from nerite.core.response import InferenceResponse
 from nerite.core.servable_version import ServableVersion
-from nerite.core.signature import Signature
+from nerite.core.signature import Signature, shape_text
 from nerite.core.tensor import ALIGNMENT, Buffer, DeviceBuffer
+from nerite.observability.log import log, log_fields
 from nerite.regions import SharedMemoryRegions
 from nerite.repository import refusals
 from nerite.repository.load_waits import LoadWaits
@@ -45,6 +46,22 @@ _NOT_OVER_HTTP = "HTTP end point doesn't support models with decoupled transacti
 
 
 Version = TypeVar("Version", bound=ServableVersion, covariant=True)
+
+
+def _log_request(request: InferenceRequest, version: str) -> None:
+    """Log a request in Triton's words, without addresses of memory."""
+    header = request.header
+    flags = int(header.sequence_start) | int(header.sequence_end) << 1
+    inputs = [
+        f"input: {each.name}, type: {each.datatype.name}, shape: {shape_text(each.shape)}" for each in header.inputs
+    ]
+    log.verbose(
+        1,
+        f"{request.label}prepared: request id: {request.id}, model: {header.model_name}, requested version: "
+        f"{header.model_version or -1}, actual version: {version}, flags: {flags:#x}, correlation id: "
+        f"{header.sequence_id}, priority: {header.priority}, timeout (us): {header.timeout_us}\n" + "\n".join(inputs),
+        **log_fields(request.id),
+    )
 
 
 def _nothing(*_: object) -> None:
@@ -170,6 +187,8 @@ class InferenceEntry(ABC, Generic[Version]):
             except Exception as error:
                 request.respond(InferenceResponse.failed(refusal_of(error, request)))
                 return
+        if log.verbose_level:
+            _log_request(request, route.version.label)
         try:
             route.version.submit(request)
         except Exception as error:

@@ -117,7 +117,8 @@ def test_warnings_do_not_fail(models: Path) -> None:
     assert done.returncode == 0
     assert done.stdout == (
         f"warning: {model}: on this machine: instance group m_0 of model m specifies invalid or unsupported gpu id 0. "
-        "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: \n"
+        "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: none. "
+        "Write kind: KIND_CPU and remove 'gpus': this machine has no GPU that could be used.\n"
         f"warning: {model}: ignore version directory 'abc' which fails to convert to integral number\n"
         f"warning: {empty}: the repository is empty\n"
         "1 model checked, no mistakes, 3 warnings.\n"
@@ -317,3 +318,42 @@ def test_routes(models: Path) -> None:
     assert done.returncode == 1
     assert "models/arm/route.toml:2:1: there is no version 3; there are: 1\n" in done.stdout
     assert "models/scorer/route.toml:3:1: 'wieght' is not known. An arm has: model, version, weight\n" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["KIND_GPU", "KIND_GPU gpus: [ 0, 1 ]"])
+@pytest.mark.parametrize(
+    ("config", "files", "message"),
+    [
+        ('backend: "nosuch"', {}, "unable to find backend library for backend 'nosuch'"),
+        ('backend: "onnxruntime"', {"note.txt": ""}, "unable to find '{version}/model.onnx'"),
+        ('backend: "onnxruntime"', {"model.onnx": "no model"}, "model.onnx"),
+        ('platform: "tensorrt_plan"', {".gitkeep": ""}, "unable to find '{version}/model.plan'"),
+        ('platform: "pytorch_libtorch"', {".gitkeep": ""}, "unable to find '{version}/model.pt'"),
+        ('platform: "tensorflow_savedmodel"', {".gitkeep": ""}, "unable to find '{version}/model.savedmodel'"),
+        ('backend: "openvino"', {".gitkeep": ""}, "unable to find '{version}/model.xml'"),
+        ('backend: "python"', {".gitkeep": ""}, "Python model file not found in '{version}/model.py'"),
+        ('backend: "python"', {"model.py": "def (\n"}, "SyntaxError"),
+        ('backend: "python"', {"model.py": "class Other:\n    pass\n"}, "has no attribute 'TritonPythonModel'"),
+    ],
+)
+def test_on_a_machine_without_a_gpu_the_other_mistakes_are_found(
+    models: Path, config: str, files: dict[str, str], message: str, kind: str
+) -> None:
+    version = models / "m" / "1"
+    version.mkdir(parents=True)
+    for name, text in files.items():
+        (version / name).write_text(text)
+    (version.parent / "config.pbtxt").write_text(f"{config}\n{TENSORS}instance_group {{ kind: {kind} }}\n")
+    done = check(models)
+    assert message.format(version=version) in done.stdout
+    assert done.returncode == 1
+    assert "1 mistake" in done.stdout
+    assert "on this machine: instance group" in done.stdout
+
+
+def test_a_mistake_that_a_library_raises_is_placed_in_the_model(models: Path) -> None:
+    code = "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    x: list = []\n\n\n" + MODEL
+    model = add(models, "m", TENSORS, code)
+    done = check(models)
+    assert f"{model}/1/model.py:4:1: " in done.stdout or f"{model}/1/model.py:5:1: " in done.stdout
+    assert "dataclasses.py:" not in done.stdout

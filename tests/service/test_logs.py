@@ -50,6 +50,22 @@ async def execute(self, requests):
             pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
         )
 """
+DETAILS = """
+@staticmethod
+def auto_complete_config(config):
+    pb_utils.Logger.log_verbose("detail of the configuration")
+    return config
+
+def initialize(self, args):
+    pb_utils.Logger.log("detail of the beginning", pb_utils.Logger.VERBOSE)
+
+def execute(self, requests):
+    pb_utils.Logger.log_verbose("detail of a batch")
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests]
+
+def finalize(self):
+    pb_utils.Logger.log_verbose("detail of the end")
+"""
 DECOUPLED = pbtxt(0, "model_transaction_policy { decoupled: true }")
 
 
@@ -278,3 +294,35 @@ def test_there_is_no_access_log_unless_it_is_asked_for(repository: Path, tmp_pat
     with serving(repository, tmp_path / "log", "--log-format=json") as server:
         ask(server, 1.0, "mine", "identity")
         assert accesses(server, 0) == []
+
+
+@pytest.mark.parametrize("parameters", ["", IN_PROCESS], ids=["worker", "in process"])
+def test_details_are_logged_while_the_verbosity_asks_for_them(parameters: str, tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "details", DETAILS, pbtxt(parameters=parameters))
+
+    def details(server: Serving) -> list[str]:
+        return re.findall("detail of (?:the |a )([a-z]+)", server.text)
+
+    def verbosity(server: Serving, level: int) -> None:
+        assert server.ask("POST", "/v2/logging", {"log_verbose_level": level})[0] == 200
+
+    with serving(tmp_path / "models", tmp_path / "log", "--log-verbose=1") as server:
+        eventually(lambda: "beginning" in details(server))
+        assert set(details(server)) >= {"configuration", "beginning"}
+        assert ask(server, 1.0, "one", "details") == 200
+        eventually(lambda: details(server).count("batch") == 1)
+        assert '"HTTP request: 2 /v2/models/details/infer"' in server.text
+        assert (
+            "[request id: one] prepared: request id: one, model: details, requested version: -1, actual" in server.text
+        )
+        verbosity(server, 0)
+        before = server.text
+        assert ask(server, 1.0, "two", "details") == 200
+        assert "detail" not in server.text.removeprefix(before).replace("/details/", "")
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert ask(server, 1.0, "one", "details") == 200
+        assert details(server) == []
+        verbosity(server, 2)
+        assert ask(server, 1.0, "two", "details") == 200
+        eventually(lambda: details(server) == ["batch"])
+    assert details(server) == ["batch", "end"]

@@ -190,6 +190,15 @@ _TWO_ON_CPU: Final = frozenset({"tensorflow", "onnxruntime"})
 """Backends with two instances on the CPU by default."""
 
 
+def without_gpus(config: ModelConfig) -> ModelConfig:
+    """Return ``config`` with its instances on the CPU, to find out what else is wrong where there are no GPUs."""
+    groups = tuple(
+        dataclasses.replace(group, kind="KIND_CPU", gpus=()) if group.kind == "KIND_GPU" else group
+        for group in config.instance_group
+    )
+    return dataclasses.replace(config, instance_group=groups)
+
+
 def normalise(config: ModelConfig) -> ModelConfig:
     """Return ``config`` with version policy, batching and optimization filled in. Idempotent."""
     config = dataclasses.replace(

@@ -23,6 +23,7 @@ from nerite.config.defaults import (
     misses_gpus,
     normalise,
     normalise_instances,
+    without_gpus,
 )
 from nerite.config.json_form import from_json, parse_json
 from nerite.config.mistake import ConfigSource, FieldPath, Mistake
@@ -197,7 +198,7 @@ def load_model_directory(
 ) -> LoadedModel:
     """Read, complete and validate a model in all versions that it serves. Blocks as long as ``complete`` does.
 
-    ``gpus`` returns the GPUs for a model.
+    ``gpus`` returns the GPUs for a model. One that needs GPUs which are not there is completed without any.
     """
     polled = poll_model_directory(
         directory, name=name, config_name=config_name, override=override, auto_complete=auto_complete
@@ -207,7 +208,9 @@ def load_model_directory(
     certain = True
     available = gpus(polled.config)
     for version in polled.versions or (None,):
-        finished = finish_config(polled, version, complete=complete if auto_complete else None, gpus=available)
+        finished = finish_config(
+            polled, version, complete=complete if auto_complete else None, gpus=available, elsewhere=True
+        )
         mistakes |= dict.fromkeys(finished.mistakes)
         remarks |= dict.fromkeys(finished.remarks)
         certain = certain and finished.certain
@@ -273,12 +276,18 @@ def poll_model_directory(
 
 
 def finish_config(
-    polled: PolledModel, version: int | None, *, complete: Complete | None = None, gpus: Gpus = NO_GPUS
+    polled: PolledModel,
+    version: int | None,
+    *,
+    complete: Complete | None = None,
+    gpus: Gpus = NO_GPUS,
+    elsewhere: bool = False,
 ) -> FinishedConfig:
     """Return the complete configuration of a version on a machine with ``gpus``. Blocks as ``complete`` does.
 
-    ``complete`` is called only for an existing version without mistakes so far. Raises only what ``complete`` raises,
-    except ``NeriteError`` and ``CompletionUnavailable``.
+    ``complete`` is called only for an existing version without mistakes so far. ``elsewhere``: also for one that lacks
+    nothing but GPUs here, without them. Raises only what ``complete`` raises, except ``NeriteError`` and
+    ``CompletionUnavailable``.
     """
     text = polled.text
     config = normalise_instances(polled.config, gpus)
@@ -287,9 +296,10 @@ def finish_config(
     if version == max(polled.versions, default=None) and misses_gpus(polled.config, gpus):  # once for a model
         remarks.append(_on_the_cpu(polled.name, gpus))
     certain = complete is None or version is None or not config.backend
-    if complete is not None and version is not None and config.backend and not (mistakes or polled.mistakes):
+    found = [each for each in (*mistakes, *polled.mistakes) if not (elsewhere and each.elsewhere)]
+    if complete is not None and version is not None and config.backend and not found:
         try:
-            completed = complete(config, version)
+            completed = complete(without_gpus(config) if mistakes else config, version)
             certain = True
             if completed is not None:
                 config = apply_completion(config, completed)
@@ -303,7 +313,7 @@ def finish_config(
     mistakes += text.source.place(check_tensors(config, text))
     mistakes += text.source.place(_check_labels(config, polled.directory))
     mistakes += text.source.place(check_sequences(config, text))
-    if not (mistakes or polled.mistakes):
+    if all(each.elsewhere for each in (*mistakes, *polled.mistakes)):
         mistakes += text.source.place(_check_initial_states(config, polled.directory))
     remarks += [Remark("warning", line) for line in (*metric_warnings(config), *repeated_names(config))]
     return FinishedConfig(config, tuple(mistakes), tuple(remarks), certain)

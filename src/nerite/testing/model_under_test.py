@@ -407,7 +407,7 @@ def _from_class(model_class: type, given: Mapping[str, Any], version: int) -> Mo
     folder = _folder(model_class)
     name = given.get("name") or folder.name
     config = normalise_instances(from_json({"name": name, "backend": "python", **given}), NO_GPUS)
-    config = apply_completion(config, own_error(completed, name, to_json(config), model_class))
+    config = apply_completion(config, own_error(completed, _context(config, folder, version), model_class))
     context = _context(config, folder, version)
     opened(folder, folder)
     try:

@@ -15,9 +15,10 @@ from typing import Any
 from nerite.admission.policy_file import open_policy
 from nerite.artifacts.recognition import damage_explained, pointer_in, pointer_text
 from nerite.backends import registry
+from nerite.backends.configuration import missing, model_path
 from nerite.backends.interface import ModelContext
 from nerite.cli.command import new_parser, show_json, status_of
-from nerite.config.defaults import Gpus
+from nerite.config.defaults import Gpus, without_gpus
 from nerite.config.json_form import to_json
 from nerite.config.loading import CompletionUnavailable, LoadedModel, Remark, load_model_directory, refused
 from nerite.config.mistake import Mistake, mistake_text
@@ -114,6 +115,8 @@ class LocalModel:
             ):
                 yield
         except NotInstalled as error:
+            if not (file := model_path(context, "")).exists():  # which needs no package
+                raise missing(context, file) from None
             raise CompletionUnavailable(f"{skipped}: {error.message}") from error
         except Internal as error:
             if error.message.startswith("ModuleNotFoundError"):
@@ -271,18 +274,21 @@ def _repository(root: Path, options: argparse.Namespace) -> Iterator[CheckFindin
             *_samples(loaded),
         ]
         remarks = [*loaded.remarks]
-        if not found:
-            found, more = _opened(model, loaded)
+        if all(mistake.elsewhere for mistake in found):
+            wrong, more = _opened(model, loaded, here=not found)
+            found += wrong
             remarks += more
         mistakes = sorted(found, key=_place)
         # Repositories are often checked on a different machine from the one that serves them.
-        local = [
-            Remark("warning", f"on this machine: {mistake.client_message or mistake.message}")
-            for mistake in mistakes
-            if mistake.elsewhere
-        ]
+        local = [Remark("warning", f"on this machine: {_said(each)}") for each in mistakes if each.elsewhere]
         lasting = [mistake for mistake in mistakes if not mistake.elsewhere]
         yield CheckFinding(directory.name, directory, lasting, [*local, *remarks], loaded)
+
+
+def _said(mistake: Mistake) -> str:
+    """Return a mistake and its remedy in a line. Triton's text may end with a list of GPUs that is empty."""
+    none = "none" if mistake.message.endswith(": ") else ""
+    return mistake.client_message or f"{mistake.message}{none}. {mistake.remedy}"
 
 
 def _route(directory: Path) -> tuple[RouteFile | None, list[Mistake]]:
@@ -347,14 +353,17 @@ def _samples(loaded: LoadedModel) -> list[Mistake]:
     return polled.text.source.place(list(dict.fromkeys(found)))
 
 
-def _opened(model: LocalModel, loaded: LoadedModel) -> tuple[list[Mistake], list[Remark]]:
-    """Return what a load would report about the files of each version of a model that has no mistakes so far."""
+def _opened(model: LocalModel, loaded: LoadedModel, *, here: bool) -> tuple[list[Mistake], list[Remark]]:
+    """Return what a load would report about the files of each version of a model that has no mistakes so far.
+
+    Not ``here``: it lacks GPUs on this machine.
+    """
     mistakes: list[Mistake] = []
     remarks: list[Remark] = []
     for version, config in loaded.configs.items():
         try:
             if config.backend:
-                model.open(config, version, completed=loaded.certain)
+                model.open(config if here else without_gpus(config), version, completed=loaded.certain)
         except CompletionUnavailable as reason:
             remarks.append(Remark("note", str(reason)))
         except NeriteError as error:

@@ -388,10 +388,23 @@ def test_the_model_is_not_asked_where_something_is_wrong_already(model: Path) ->
     write(model, 'backend: "python" max_batch_size: -1')
     load_model_directory(model, complete=lambda config, version: asked.append(version))
     write(model, 'backend: "python" instance_group { kind: KIND_GPU }')
-    load_model_directory(model, complete=lambda config, version: asked.append(version))
+    finish_config(poll_model_directory(model), 1, complete=lambda config, version: asked.append(version))
     write(model, 'backend: "python"')
     load_model_directory(model, auto_complete=False, complete=lambda config, version: asked.append(version))
     assert asked == []
+
+
+def test_a_model_that_lacks_a_gpu_here_is_asked_on_the_cpu(model: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def complete(config: ModelConfig, version: int) -> None:
+        asked.extend((group.kind, version) for group in config.instance_group)
+
+    write(model, 'backend: "python" instance_group { kind: KIND_GPU }')
+    loaded = load_model_directory(model, complete=complete)
+    assert asked == [("KIND_CPU", 1)]
+    assert [group.kind for group in loaded.configs[1].instance_group] == ["KIND_GPU"]
+    assert loaded.mistakes[0].elsewhere
 
 
 def test_nobody_to_ask_is_a_note(model: Path) -> None:

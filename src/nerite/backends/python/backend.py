@@ -18,12 +18,13 @@ _COMPLETABLE = frozenset({"max_batch_size", "input", "output", "model_transactio
 """Fields that a model's ``auto_complete_config`` may always change."""
 
 
-def completed(name: str, config: Mapping[str, Any], model_class: type) -> Mapping[str, Any]:
-    """Return ``config`` as completed by the model's ``auto_complete_config``; unchanged if the model has none.
+def completed(context: ModelContext, model_class: type) -> Mapping[str, Any]:
+    """Return the configuration as completed by the model's ``auto_complete_config``; unchanged if it has none.
 
     Only the fields that a model may change are used: max_batch_size, inputs, outputs, decoupled, and the scheduler if
     none was configured. Raises ``Internal`` with the model's error.
     """
+    config, name = context.config, context.name
     hook = getattr(model_class, "auto_complete_config", None)
     if hook is None:
         return config
@@ -31,7 +32,7 @@ def completed(name: str, config: Mapping[str, Any], model_class: type) -> Mappin
         answer = hook(ModelConfig(json.dumps(config)))
         result = json.loads(json.dumps(answer.as_dict())) if isinstance(answer, ModelConfig) else None
     except CAUSES as error:
-        raise failure_refusal(error) from error
+        raise failure_refusal(error, context.directory) from error
     if result is None:
         raise Internal(f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object.")
     changeable = _COMPLETABLE if _SCHEDULERS & config.keys() else _COMPLETABLE | _SCHEDULERS
@@ -61,7 +62,7 @@ class PythonBackend:
         """
         module = self._import(context)
         try:
-            return completed(context.name, context.config, _model_class(module))
+            return completed(context, _model_class(module))
         finally:
             module.close()
 
@@ -84,7 +85,7 @@ class PythonBackend:
             compile(source, file, "exec", dont_inherit=True)
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise failure_refusal(error) from None
+            raise failure_refusal(error, context.directory) from None
         if not any(map(_may_bind, ast.walk(tree))):
             module = f"{context.version}.{file.stem}" if self._code is None else file.stem
             raise Internal(f"AttributeError: module '{module}' has no attribute '{_CLASS}'")
@@ -103,7 +104,7 @@ class PythonBackend:
         try:
             return ModelModule(context.directory, file, serves)
         except CAUSES as error:
-            raise failure_refusal(error) from error
+            raise failure_refusal(error, context.directory) from error
 
 
 class PythonModel:
@@ -127,7 +128,7 @@ def _model_class(module: ModelModule) -> type:
     try:
         model_class: type = module.module.TritonPythonModel
     except AttributeError as error:
-        raise failure_refusal(error) from error
+        raise failure_refusal(error, module.directory) from error
     return model_class
 
 

@@ -60,6 +60,7 @@ class ModelModule:
         ``serves``: the directory of the version to serve, if ``file`` is a Python-based backend.
         """
         self.file = file
+        self.directory = directory
         near = str(file.parent)
         self._directories = (near, str(directory)) if serves is None else (near,)
         self._of = (directory, serves or file.parent)
@@ -201,18 +202,24 @@ def describe_failure(error: BaseException) -> str:
     return printable(text)
 
 
-def failure_refusal(error: BaseException) -> Internal:
-    """Return the error for a model whose code raised ``error``, with the place in that code."""
+def failure_refusal(error: BaseException, directory: Path) -> Internal:
+    """Return the error for a model whose code raised ``error``, with the place in that code.
+
+    It is the innermost one in the model's ``directory``, if there is one: libraries raise for what a model does.
+    """
     refusal = Internal(describe_failure(error))
-    refusal.place = _place(error)
+    refusal.place = _place(error, directory)
     return refusal
 
 
-def _place(error: BaseException) -> tuple[str, int, int] | None:
+def _place(error: BaseException, directory: Path) -> tuple[str, int, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno, max(error.offset or 1, 1)
     frames = [frame for frame in walk_tb(error.__traceback__) if not _is_our_code(frame[0].f_code)]
-    return (frames[-1][0].f_code.co_filename, frames[-1][1], 1) if frames else None
+    places = [(frame.f_code.co_filename, line, 1) for frame, line in frames]
+    own = [place for place in places if Path(place[0]).is_relative_to(directory)]
+    found = own or places
+    return found[-1] if found else None
 
 
 def model_traceback(error: BaseException) -> TracebackType | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
 from nerite.core.response import InferenceResponse
 from nerite.core.text import quoted_text
+from nerite.observability.log import log
 from nerite.transports import access_log, output_parameters
 from nerite.transports.http import content_coding, infer_response, large_json, reply
 from nerite.transports.http.awaited_load import AwaitedLoad
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from nerite.inference_entry import TransportEntry
 
 _LARGE = 64 * 1024
+_METHODS: Final = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4, "OPTIONS": 8}
+"""Numbers of methods in Triton's log."""
 _MAX_COMPRESSED_ON_LOOP = 1024 * 1024
 """Limit in bytes for compressing outputs on the event loop; compressing this much takes about 10 ms."""
 
@@ -55,6 +58,8 @@ class HttpService:
 
     def begin(self, head: RequestHead) -> Reply | None:
         """Route a head; return its error reply if it is rejected whatever its body is."""
+        if log.verbose_level:  # Triton writes the number that its HTTP library has for the method
+            log.verbose(1, f"HTTP request: {_METHODS.get(head.method, head.method)} {quoted_text(head.path)}")
         target: HttpTarget | None = head.route
         if target is None:
             target = head.route = self._target_of(head)
