@@ -301,6 +301,11 @@ DIFFERENCES = (
         "once, and computed responses keep their order.",
     ),
     Difference(
+        "Ensembles: the order of a stream",
+        "With several instances of a step behind a decoupled one, responses of a request overtake each other in Triton, "
+        "so the words of a text change places. In Nerite they leave in the order of the decoupled step's responses.",
+    ),
+    Difference(
         "Negative trace rates and frequencies",
         "Triton takes them for numbers beyond four billion, with which nothing is ever traced. Nerite refuses them as"
         " out of range.",
