@@ -3,7 +3,14 @@
 It is a regular typed package, so models can be type-checked, edited with completion and tested without a server. It
 needs only numpy and the standard library. Names, signatures and error texts are those of Triton's own module; the few
 differences are documented under Python models.
+
+Where nvidia-pytriton is installed beside Nerite, Triton's own processes for models find this package first. There it
+gives way to Triton's module, which is further down the path.
 """
+
+import importlib.util
+import os
+import sys
 
 from triton_python_backend_utils.errors import TritonError, TritonModelException
 from triton_python_backend_utils.logger import Logger
@@ -95,3 +102,17 @@ for _exported in __all__:
     if isinstance(globals()[_exported], type):
         globals()[_exported].__module__ = __name__ if _exported == "ModelConfig" else "c_python_backend_utils"
 del _exported
+
+
+def _give_way() -> None:
+    """Have Triton's own module imported in place of this package."""
+    files = (os.path.join(place, f"{__name__}.py") for place in sys.path)
+    if (file := next(filter(os.path.isfile, files), None)) is not None:
+        spec = importlib.util.spec_from_file_location(__name__, file)
+        assert spec is not None and spec.loader is not None
+        sys.modules[__name__] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if "c_python_backend_utils" in sys.builtin_module_names:  # which it is in Triton's processes alone
+    _give_way()
