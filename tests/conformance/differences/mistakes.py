@@ -303,7 +303,8 @@ DIFFERENCES = (
     Difference(
         "Ensembles: the order of a stream",
         "With several instances of a step behind a decoupled one, responses of a request overtake each other in "
-        "Triton, so the words of a text change places. In Nerite they leave in the order of the decoupled step's responses.",
+        "Triton, so the words of a text change places. In Nerite they leave in the order of the decoupled step's "
+        "responses.",
     ),
     Difference(
         "Negative trace rates and frequencies",
