@@ -223,5 +223,6 @@ SETTLED: Final = (
     *(Request("POST", f"/v2/models/{models.ROLLED}/rollout/{each}", {}) for each in ("abort", "clear")),
     Request("POST", f"/v2/repository/models/{models.ARMS}/unload", {}),
     Request("POST", f"/v2/repository/models/{models.ROLLED}/load", {}),
+    Request("POST", "/v2/repository/models/worker/load", {}),
 )
-"""What ends rollouts, and has a model have its first version alone. Each may be refused."""
+"""What ends rollouts and routes, and has a model have its first version alone. Each may be refused."""
