@@ -188,7 +188,7 @@ class Watch:
         self._thread.join()
 
     def _ask(self) -> None:
-        while not self._over.wait(0.005):
+        while True:  # once at least: a body may be refused before a pause is over
             try:
                 if not self._healthy():
                     self.wrong.append("not healthy")
@@ -196,6 +196,8 @@ class Watch:
                 self.wrong.append(repr(error))
                 return
             self.answered += 1
+            if self._over.wait(0.005):
+                return
 
 
 class Cost(NamedTuple):

@@ -210,7 +210,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             except NeriteError as error:
                 failures.append(error.without_frames())
         if len(failures) == len(route.by_weight):
-            raise failures[0]
+            raise failures.pop(0)  # which must not stay in this frame: they would keep each other
         self.routes.put(route)
 
     def _watch_versions(self) -> None:

@@ -191,7 +191,8 @@ def rollout(rng: random.Random) -> Request:
         arms = [{"version": 1, "weight": 90}, {"model": models.ROLLED, "version": 2, "weight": 10.5}]
         shadow = {"version": 2, "share": "10%", "tolerance": 0.001, "timeout": 3, "concurrency": 2}
         made = {"arm": arms, "sticky": ["header:x-user", "tenant"], "salt": "a"}
-        return Request("POST", f"{place}/route", made | rng.choice(({}, {"shadow": shadow})))
+        # Not of a model that is asked after each round: the route stays until that is unloaded.
+        return Request("POST", f"/v2/models/{models.ROLLED}/route", made | rng.choice(({}, {"shadow": shadow})))
     return Request("POST", f"{place}/rollout", _rollout(rng))
 
 

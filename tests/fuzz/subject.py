@@ -56,7 +56,7 @@ PROFILES: Final[dict[str, tuple[str, ...]]] = {
 is sent. ``shared``: a router with tenants, whose ledger and batches are in PostgreSQL. ``picker``: an endpoint picker
 chooses the server.
 """
-_FREED: Final = re.compile(r"Request$|\.grpc\.connection\.Call$|\.StreamCall$|\.HttpConnection$|^builtins\.traceback$")
+_FREED: Final = re.compile(r"Request$|\.grpc\.connection\.Call$|\.StreamCall$|\.HttpConnection$|^builtins\.traceback\b")
 """Kinds of objects that are never left for the collector: they hold what clients have sent."""
 _FLAGS: Final = (
     "--model-control-mode=explicit", "--strict-readiness=false", "--allow-client-shm=true",

@@ -13,31 +13,27 @@ import pytest
 from fuzz import case as cases
 from fuzz import models, monitor, runner
 from fuzz.case import Case
-from fuzz.lanes import Address, Kept, Outcome, request
+from fuzz.lanes import Outcome, request
 from fuzz.monitor import Sample
 from fuzz.runner import Plan
+from fuzz.stub import StubSubject
 from fuzz.subject import Server
 from fuzz.symptoms import Log, Symptom
 
 SEED = 3
 
 
-class Stub:
+class Stub(StubSubject):
     """A small server with mistakes: a body with ``wedge`` stops it for good, ``trip`` is an internal error."""
 
     def __init__(self, patience: float, *, wedge: bytes = b"", trip: bytes = b"") -> None:
         self.profile = "plain"
-        self._patience = min(patience, 0.1 if wedge else 0.3)
+        super().__init__(min(patience, 0.1 if wedge else 0.3), lanes=4)
         self._wedge = wedge
         self._trip = trip
         self._tripped = 0
         self._wedged = False
         self._dead = False
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self._lanes = [Kept(Address(port), self._patience) for _ in range(4)]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
@@ -55,31 +51,16 @@ class Stub:
 
     async def send(self, inputs: Sequence[Case], *, together: bool = True) -> list[Outcome]:
         if not together:
-            return [outcome for case in inputs for outcome in await self._lanes[0].send([case])]
-        parts = [self._lanes[at].send(inputs[at::4]) for at in range(4)]
+            return [outcome for case in inputs for outcome in await self.lanes[0].send([case])]
+        parts = [self.lanes[at].send(inputs[at::4]) for at in range(4)]
         return [outcome for part in await asyncio.gather(*parts) for outcome in part]
 
     async def check(self) -> list[Symptom]:
         tripped, self._tripped = self._tripped, 0
         if tripped:
             return [Symptom("unforeseen", "stub", "")]
-        _, complaint = await self._lanes[0].ask([request(b"GET /", b"")])
+        _, complaint = await self.lanes[0].ask([request(b"GET /", b"")])
         return [Symptom("canary", "stub", complaint)] if complaint else []
-
-    async def rest(self) -> list[Symptom]:
-        return []
-
-    def over(self) -> list[Symptom]:
-        return []
-
-    def kill(self) -> None:
-        self._server.close()
-
-    async def stop(self) -> list[Symptom]:
-        for lane in self._lanes:
-            await lane.close()
-        self._server.close()
-        return []
 
 
 def run(

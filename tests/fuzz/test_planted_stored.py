@@ -16,8 +16,9 @@ from fuzz import local, picking, routed, surfaces
 from fuzz.batch_runs import Books, Runs, items
 from fuzz.canaries import Canaries
 from fuzz.case import Case
-from fuzz.lanes import Address, Call, Kept, Outcome, wrong_end
+from fuzz.lanes import Call, Outcome, wrong_end
 from fuzz.local import Reader
+from fuzz.stub import StubSubject
 from fuzz.symptoms import Symptom
 from fuzz.test_planted import Stub, run
 from nerite.core.errors import InvalidArgument
@@ -39,7 +40,7 @@ def test_a_request_that_is_an_internal_error(tmp_path: Path, surface: str, sign:
     assert any(sign in part for part in found["unforeseen", "stub"].parts)
 
 
-class Store:
+class Store(StubSubject):
     """A small server of files, batches and usage, with mistakes.
 
     A file with ``poison`` stops all batches for good, one with ``loss`` loses the line of its first item, and one with
@@ -49,7 +50,7 @@ class Store:
     profile = "plain"
 
     def __init__(self, patience: float = 0.3, *, poison: bytes = b"", loss: bytes = b"", free: bytes = b"") -> None:
-        self._patience = min(patience, 0.05 if poison else 0.3)
+        super().__init__(min(patience, 0.05 if poison else 0.3), lanes=2)
         self._poison, self._loss, self._free = poison, loss, free
         self._files: dict[str, bytes] = {}
         self._batches: dict[str, dict[str, Any]] = {}
@@ -57,9 +58,7 @@ class Store:
         self.answered = 0
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.lanes = [Kept(Address(port), self._patience) for _ in range(2)]
+        await super().start()
         self._books = Books(self.lanes[0])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,21 +109,6 @@ class Store:
 
     async def check(self) -> list[Symptom]:
         return await self._books.ask()
-
-    async def rest(self) -> list[Symptom]:
-        return []
-
-    def over(self) -> list[Symptom]:
-        return []
-
-    def kill(self) -> None:
-        self._server.close()
-
-    async def stop(self) -> list[Symptom]:
-        for lane in self.lanes:
-            await lane.close()
-        self._server.close()
-        return []
 
 
 def test_nothing_is_found_where_no_batch_is_wrong(tmp_path: Path) -> None:

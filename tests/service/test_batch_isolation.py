@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from nerite.batches.service import BatchLimits, NewBatch
 from nerite.batches.store import BatchStore, PageRequest
 from nerite.core.errors import NeriteError, RefusedData, Unavailable
 from nerite.storage.database import Database, Transaction
-from postgres_server import postgres_server
 
 CHAT = "/v1/chat/completions"
 POISON: bytes = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"x","metadata":'
@@ -50,12 +49,6 @@ class Plant:
             return original(*arguments, **named)
 
         self._patch.setattr(owner, name, call)
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 def of_alice(home: House, name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,10 @@ from nerite.batches.service import BatchLimits, NewBatch
 from nerite.batches.store import BatchLease, BatchStore, BatchUse, PageRequest
 from nerite.core.errors import Conflict, QuotaExceeded, TooLarge
 from nerite.storage.database import Database
-from postgres_server import postgres_server
 
 FILE = 4096
 """Bytes that count for a file beside its own."""
 POLICY = parse_policy("[tenants.alice]\n[tenants.bob]")
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from nerite.batches.store import BatchLease, BatchQuotas, BatchStore, BatchUse, 
 from nerite.core.errors import Conflict, InvalidArgument, NotFound, TooLarge
 from nerite.core.item_attempt import item_of
 from nerite.storage.database import Database
-from postgres_server import postgres_server
 
 URL = "/v1/chat/completions"
 UNLIMITED = BatchQuotas(BatchUse(10**9, 10**9, 10**18), lambda _: None)
@@ -116,12 +115,6 @@ class House:
         _, file = await self.batches.open_file(tenant, name)
         with file:
             return [json.loads(line) for line in file]
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @asynccontextmanager

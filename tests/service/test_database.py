@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ import pytest
 
 from nerite.core.errors import InvalidArgument, RefusedData, Unavailable
 from nerite.storage.database import Database, Transaction, postgres_text, refuses_value, shown
-from postgres_server import postgres_server
 
 
 class Notes(NamedTuple):
@@ -30,12 +28,6 @@ class Notes(NamedTuple):
 
 LATER = Notes((*Notes().migrations, "ALTER TABLE notes ADD COLUMN author TEXT NOT NULL DEFAULT 'anon'"))
 INSERT = "INSERT INTO notes (number, text, data, seconds) VALUES (?, ?, ?, ?)"
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

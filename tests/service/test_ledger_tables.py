@@ -24,7 +24,6 @@ from nerite.ledger.prices import PriceList, parse_prices
 from nerite.ledger.row import Amounts, Ending, LedgerRow, Origin, RowKey, Source
 from nerite.storage.database import Database, Transaction
 from nerite.tools import bill
-from postgres_server import postgres_server
 
 DAY = 86400.0
 NOVEMBER = Month.parse("2026-11")
@@ -39,12 +38,6 @@ compute-seconds = 2
 model = "llm"
 answer-tokens = 10
 """
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,6 @@ from nerite.ledger.meter import VersionMeter
 from nerite.ledger.row import Amounts, LedgerRow, RowKey
 from nerite.ledger.tables import LedgerSchema, equations, sums
 from nerite.storage.database import Database, Transaction
-from postgres_server import postgres_server
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

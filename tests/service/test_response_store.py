@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,9 @@ from nerite.llm.openai.responses.store import (
     items_before,
 )
 from nerite.storage.database import Database
-from postgres_server import postgres_server
 
 PLENTY = ResponseUse(1000, 1 << 20)
 Work = Callable[[ResponseStore], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,19 @@ def postgres(tmp_path: Path) -> Iterator[str]:
         yield location
 
 
+def counting(asked_for: Counter[str]) -> Callable[[Received, socket.socket], bytes]:
+    """Return what answers items after 20 ms, and counts how often each was asked."""
+    lock = threading.Lock()
+
+    def answer(asked: Received, connection: socket.socket) -> bytes:
+        with lock:
+            asked_for[number_of(asked)] += 1
+        threading.Event().wait(0.02)
+        return response(ANSWER)
+
+    return answer
+
+
 def committed_items(location: str) -> set[str]:
     database = Database(location, [])
     try:
@@ -218,14 +231,7 @@ def committed_items(location: str) -> set[str]:
 
 def test_no_answer_is_lost_or_paid_twice_when_a_router_is_killed(postgres: str, tmp_path: Path) -> None:
     asked_for: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def answer(asked: Received, connection: socket.socket) -> bytes:
-        with lock:
-            asked_for[number_of(asked)] += 1
-        threading.Event().wait(0.02)
-        return response(ANSWER)
-
+    answer = counting(asked_for)
     settings = f"{ROUTER}batches = '{postgres}'\nbatch-files = '{tmp_path / 'files'}'\nbatch-lease = '1s'\n"
     settings += "batch-concurrency = 4\n"
     (tmp_path / "one").mkdir()
@@ -291,14 +297,7 @@ def endings(location: str) -> dict[str, int]:
 
 def test_a_router_that_stands_still_and_goes_on_with_a_clock_of_its_own(postgres: str, tmp_path: Path) -> None:
     asked_for: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def answer(asked: Received, connection: socket.socket) -> bytes:
-        with lock:
-            asked_for[number_of(asked)] += 1
-        threading.Event().wait(0.02)
-        return response(ANSWER)
-
+    answer = counting(asked_for)
     for name, seconds in (("one", 60), ("other", -60)):
         (tmp_path / name).mkdir()
         skewed = f"import time\nright = time.time\ntime.time = lambda: right() + {seconds}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,8 @@ from nerite.batches.records import BatchRecord, BatchSchema, BatchStatus, ItemSt
 from nerite.batches.service import BatchLimits
 from nerite.batches.store import BatchLease, BatchStore, BatchTakenOver, ItemAnswerRow
 from nerite.storage.database import Database
-from postgres_server import postgres_server
 
 SHORT = BatchLimits(lease_seconds=0.4)
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as location:
-        yield location
 
 
 def test_each_batch_is_run_by_one_server(postgres: str, tmp_path: Path) -> None:

@@ -119,19 +119,19 @@ _MAX_COUNT: Final = 1000
 
 @contextmanager
 def damage_explained(folder: Path, filename: str) -> Iterator[None]:
-    """Call ``refuse_what_is_no_file``, and pass errors of the ``with`` block through ``with_damage_noted``."""
-    refuse_what_is_no_file(folder, filename)
+    """Call ``refuse_unusable_files``, and pass errors of the ``with`` block through ``with_damage_noted``."""
+    refuse_unusable_files(folder, filename)
     try:
         yield
     except NeriteError as error:
         raise with_damage_noted(error, folder, filename) from error.__cause__
 
 
-def refuse_what_is_no_file(folder: Path, filename: str) -> None:
+def refuse_unusable_files(folder: Path, filename: str) -> None:
     """Raise ``Internal`` if the version in ``folder`` has a pipe or a device, or a Git LFS pointer as its model file.
 
-    Whoever opens a pipe waits for what others write. ``filename`` is the name of the model file; empty if the backend
-    chooses it.
+    Opening a pipe would block until another process writes. ``filename`` is the name of the model file; empty if the
+    backend chooses it.
     """
     for parent, _, names in os.walk(folder):
         for name in names:

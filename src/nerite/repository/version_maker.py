@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from nerite.artifacts.recognition import damage_explained, refuse_what_is_no_file, with_damage_noted
+from nerite.artifacts.recognition import damage_explained, refuse_unusable_files, with_damage_noted
 from nerite.backends import gpu_builds, registry
 from nerite.backends.interface import ModelContext
 from nerite.backends.registry import SETTING
@@ -351,7 +351,7 @@ class VersionMaker:
             gpus=self._placement.gpus(polled.config),
         )
         if not finished.mistakes:
-            refuse_what_is_no_file(polled.directory / str(version), finished.config.default_model_filename)
+            refuse_unusable_files(polled.directory / str(version), finished.config.default_model_filename)
             self._placement.check_room(finished.config)
         return finished
 

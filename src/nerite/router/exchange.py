@@ -482,7 +482,7 @@ class RoutedExchange:
             self._end_with(error, TicketEnding.FAILED)
 
     def abandon(self, error: Exception) -> None:
-        """End the request because of an exception that nothing foresaw, and give back what it has. Never raises."""
+        """End the request because of an unexpected exception, and give back what it has. Never raises."""
         failure = report("router", error, f"in a request to model '{quoted_text(self.request.model)}'")
         if not self._over:
             try:

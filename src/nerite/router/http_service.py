@@ -15,7 +15,7 @@ from nerite.balancing.member import RoutedRequest
 from nerite.balancing.prefix_hashes import BYTES_PER_TOKEN, prefix_hashes, prefix_tokens
 from nerite.balancing.response_ids import tag_in
 from nerite.cluster.settings import RouterSettings
-from nerite.core.errors import NeriteError, Restricted, TooLarge, Unsupported
+from nerite.core.errors import NeriteError, TooLarge, Unsupported
 from nerite.core.execution_observer import TraceContext
 from nerite.core.failures import report
 from nerite.core.request import InferenceRequest
@@ -34,7 +34,7 @@ from nerite.router.http_relay import HttpRelay
 from nerite.router.http_targets import BodyKind, HttpTargets, RouteTarget
 from nerite.router.merged_lists import MergedLists
 from nerite.router.pools import PoolTable
-from nerite.transports.access import Lock, SenderHeaders, key_refusal, operator_refusal
+from nerite.transports.access import Lock, SenderHeaders, figures_seen, key_refusal, operator_refusal
 from nerite.transports.http import content_coding, reply
 from nerite.transports.http.background import BackgroundApi, not_ready
 from nerite.transports.http.connection import HttpConnection
@@ -236,15 +236,15 @@ class RouterService:
 
     def _answer_of_tenants(self, connection: HttpExchange, head: RequestHead, target: RouteTarget) -> None:
         """Send the figures of all tenants, or those of the tenant who asks without the key. Raises ``NeriteError``."""
-        admission, tenant = self._admission, None
+        admission = self._admission
         refusal = key_refusal(self.locks, OF_ALL_TENANTS, head)
-        if admission is not None and (refusal is not None or not self.locks):
-            try:
-                tenant = admission.callers.figures_of(target.caller, _TENANTS_KEY)
-            except Restricted as error:
-                refusal = refusal or reply.error_reply(error)
-            else:
-                refusal = refusal if tenant is None else None
+        refusal, tenant = figures_seen(
+            refusal,
+            has_key=refusal is None and OF_ALL_TENANTS in self.locks,
+            callers=None if admission is None else admission.callers,
+            caller=lambda: target.caller,
+            remedy=_TENANTS_KEY,
+        )
         if refusal is not None:
             connection.send([refusal.encode()])
         elif target.local == "quota":

@@ -64,16 +64,16 @@ class MergedLists:
 def _lists(answers: Iterable[tuple[Member, MemberAnswer]], key: str) -> list[list[dict[str, Any]]]:
     """Return the lists in the answers. Raises ``BadGateway`` with the first problem if no member gave one."""
     found = []
-    first: NeriteError | None = None
+    problems: list[NeriteError] = []
     for member, answer in answers:
         entries = entries_of(answer, key)
         if entries is not None:
             found.append(entries)
-        elif first is None:
+        elif not problems:
             why = (
                 answer.problem or f"answered with status {answer.status}: {answer.body[:200].decode(errors='replace')}"
             )
-            first = BadGateway(f"member '{member.name}' {why}")
-    if first is not None and not found:
-        raise first
+            problems.append(BadGateway(f"member '{member.name}' {why}"))
+    if problems and not found:
+        raise problems.pop()  # not kept in this frame, which the error refers to
     return found

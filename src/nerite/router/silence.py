@@ -1,4 +1,4 @@
-"""Ends requests whose member has accepted them and sends nothing: such a member would keep them for ever."""
+"""Ends requests whose member has accepted them and sends nothing: such a member would keep them forever."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class RouteSplit:
             ]
             if not any(open_arms):
                 if self.absent:
-                    raise self.absent[0]
+                    raise self.absent.pop(0)  # not kept in this frame, which the error refers to
                 raise Unavailable(f"route '{route.name}' has no arm that is ready: {'; '.join(refusals)}")
         self._state = state
         self._owns = owns

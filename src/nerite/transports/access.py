@@ -18,7 +18,7 @@ from nerite.balancing.response_ids import TAG_HEADER
 from nerite.config.flag import RestrictedKey
 from nerite.config.watched_file import WatchedFile, read_content
 from nerite.core.client_text import checked_name
-from nerite.core.errors import InvalidArgument, Restricted
+from nerite.core.errors import InvalidArgument, NeriteError, Restricted
 from nerite.core.execution_observer import REQUEST_ID
 from nerite.core.request import EVERYBODY, NAME, Caller, IdempotencyKey
 from nerite.core.response import Parameter
@@ -332,6 +332,23 @@ def key_refusal(locks: Mapping[str, Lock], category: str, head: RequestHead) -> 
     if lock.opens(None if given is None else header_bytes_of(given)):
         return None
     return reply.error_reply(Restricted(f"This API is restricted, expecting header '{lock.header}'"), reply.PLAIN)
+
+
+def figures_seen(
+    refusal: Reply | None, *, has_key: bool, callers: Callers | None, caller: Callable[[], Caller | None], remedy: str
+) -> tuple[Reply | None, str | None]:
+    """Return why a request sees no figures of tenants, if so, and the tenant whose figures it sees; None for all.
+
+    ``refusal``: it lacks the key to the figures of all; ``has_key``: there is one, and the request has it. ``callers``
+    is None without a policy. A request without the key sees the figures of its own tenant.
+    """
+    if callers is None or has_key:
+        return refusal, None
+    try:
+        tenant = callers.figures_of(caller(), remedy)
+    except NeriteError as error:
+        return refusal or reply.error_reply(error), None
+    return refusal if tenant is None else None, tenant
 
 
 def operator_refusal(locks: Mapping[str, Lock], category: str, head: RequestHead, remedy: str) -> Reply | None:

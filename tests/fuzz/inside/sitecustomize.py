@@ -13,6 +13,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import TracebackType
+
+
+def _kind(each: object) -> str:
+    """Return the type of an object; of a traceback, the place as well."""
+    kind = f"{type(each).__module__}.{type(each).__qualname__}"
+    if isinstance(each, TracebackType):
+        code = each.tb_frame.f_code
+        kind += f" of {os.path.basename(code.co_filename)} {code.co_qualname}"
+    return kind
 
 
 def _tell(folder: Path) -> None:
@@ -24,7 +34,7 @@ def _tell(folder: Path) -> None:
         first = not gc.get_debug()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = Counter({} if first else (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage))
+        kinds = Counter({} if first else map(_kind, gc.garbage))
         gc.garbage.clear()
         with contextlib.suppress(OSError):  # the run is over
             asked.unlink()

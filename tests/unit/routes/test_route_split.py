@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from random import Random
 from typing import Any
 
 import pytest
 from arms import Entry, head, refusal
 
 from doubles import Caller as Sink
-from nerite.core.errors import InvalidArgument, Unavailable
+from nerite.core.errors import InvalidArgument, NotLoaded, Unavailable
 from nerite.core.model_calls import CallRequest
 from nerite.core.request import Assignment, Caller, IdempotencyKey, InferenceRequest, RequestHeader
+from nerite.routes.split import RouteSplit
+from nerite.routes.table import RouteState
 from nerite.scheduling.weighted_route import RouteArm, WeightedRoute
 
 
@@ -276,3 +281,19 @@ def test_a_call_is_assigned_before_its_requests_are_made() -> None:
         request = InferenceRequest(head(model, number, assignment=assignment), [b"\1\0\0\0a"], Sink(), 0)
         entry.infer(request)
         assert request in entry.versions["m", version.label].requests
+
+
+def test_the_error_of_a_route_without_a_loaded_arm_is_freed_when_it_was_told() -> None:
+    def find(model: str, version: str) -> Any:
+        raise NotLoaded.of(model)
+
+    route = WeightedRoute("m", (RouteArm("m", "1", 1), RouteArm("m", "2", 1)))
+    gc.disable()
+    try:
+        with pytest.raises(NotLoaded) as caught:
+            RouteSplit(RouteState(route), find, object(), Random(), owns=True)
+        error = weakref.ref(caught.value)
+        del caught
+        assert error() is None, "it is kept by its own traceback"
+    finally:
+        gc.enable()

@@ -134,7 +134,13 @@ class Router(InferenceRouter):
         arguments: dict[str, Any] = {"query": head.query} if endpoint.name in QUERIED else {**route.arguments}
         try:
             if endpoint.name in OF_TENANTS:
-                refusal, arguments["tenant"] = self._figures_of(head, endpoint.category, refusal)
+                refusal, arguments["tenant"] = access.figures_seen(
+                    refusal,
+                    has_key=refusal is None and endpoint.category in self._locks,
+                    callers=self._callers,
+                    caller=lambda: self.sender_of(head).caller,
+                    remedy=_TENANTS_KEY,
+                )
             elif endpoint.category == "shared-memory":
                 arguments["owner"] = owner_of(self.sender_of(head).caller)
         except NeriteError as error:
@@ -143,19 +149,6 @@ class Router(InferenceRouter):
         owner = self._background if endpoint.name in BACKGROUND else self._administration
         call = getattr(owner, f"change_{endpoint.name}" if change else endpoint.name)
         return HttpTarget(refusal=refusal, call=lambda connection, _head, body: call(connection, body, **arguments))
-
-    def _figures_of(self, head: RequestHead, category: str, refusal: Reply | None) -> tuple[Reply | None, str | None]:
-        """Return why a request sees no figures, if so, and the tenant whose figures it sees; None for all.
-
-        ``refusal``: it lacks the key to those of all.
-        """
-        if self._callers is None or (refusal is None and category in self._locks):
-            return refusal, None
-        try:
-            tenant = self._callers.figures_of(self.sender_of(head).caller, _TENANTS_KEY)
-        except NeriteError as error:
-            return refusal or reply.error_reply(error), None
-        return refusal if tenant is None else None, tenant
 
     def _refusal(self, endpoint: Endpoint, head: RequestHead) -> Reply | None:
         """Return the error reply if the request lacks the key that its endpoint needs; else None."""
