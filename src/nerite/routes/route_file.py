@@ -165,7 +165,10 @@ def _shadow(table: Any, name: str, wrong: Callable[[_Path, str], InvalidArgument
         value = table.get(key)
         if key in table and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             raise wrong(("shadow", key), f"{key} must be {what}")
-    samples = checked_name(table.get("samples", ""), "the path of the samples")
+    try:
+        samples = checked_name(table.get("samples", ""), "the path of the samples")
+    except InvalidArgument as error:
+        raise wrong(("shadow", "samples"), error.message) from None
     if samples and not Path(samples).is_absolute():
         raise wrong(("shadow", "samples"), "samples must be the absolute path of a file")
     if table.get("contents") and not samples:

@@ -106,6 +106,10 @@ def test_a_shadow() -> None:
         (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\ntimeout = 0", "f:4: route 'm': timeout of the shadow must be"),
         (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nconcurrency = true", "f:7: concurrency must be a number"),
         (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nsamples = 'a'", "f:7: samples must be the absolute path"),
+        (
+            ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\nsamples = '" + "a" * 2000 + "'",
+            "f:7: the path of the samples is",
+        ),
         (ANSWERS + "[shadow]\nversion = 2\nshare = '1%'\ncontents = true", "f:7: contents has no effect without"),
     ],
 )
