@@ -120,6 +120,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         self.standby: Standby | None = None
         """Set for a server that loads its models when it is told to."""
         self._starting = True
+        self._unreadable = False
         self._draining = False
         """A graceful shutdown has begun; requests are still accepted."""
 
@@ -286,8 +287,12 @@ class InferenceServer(InferenceEntry[RunningVersion]):
 
     @property
     def live(self) -> bool:
-        """Liveness: the server accepts requests."""
-        return not self._stopping
+        """Liveness: the server accepts requests, and could read its repositories at the start or since."""
+        return not (self._stopping or (self._unreadable and (self._starting or self._manager.unread)))
+
+    def cannot_read(self) -> None:
+        """Mark the server as one that could not read a repository at the start: a restart may be of help."""
+        self._unreadable = True
 
     def started(self) -> None:
         """Mark the initial load of models as complete."""

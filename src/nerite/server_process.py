@@ -217,6 +217,7 @@ class ServerProcess:
             log.table(model_table(await server.repository_index(False)))
         except NeriteError as error:  # a repository cannot be read
             log.error(error.message)
+            server.cannot_read()
             return not exits
         if failures and exits and self._started is not None:
             raise failures[0][1]

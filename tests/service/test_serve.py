@@ -165,17 +165,18 @@ def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path) ->
 
 
 def test_a_repository_that_is_missing_may_come_later(repository: Path, tmp_path: Path) -> None:
-    """As with Triton the server stays, and is not ready; when it looks for models it finds those that come."""
+    """As with Triton the server stays, neither live nor ready; when it looks for models it finds those that come."""
     late = tmp_path / "late"
     said = _said_without_a_start(late, "--http-port=0")
     assert f"failed to stat file {late}" in said
     flags = ("--exit-on-error=false", "--model-control-mode=poll", "--repository-poll-secs=1")
     with serving(late, tmp_path / "log", *flags) as server:
         assert f"failed to stat file {late}" in server.text
-        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.ask("GET", "/v2/health/live")[0] == 400
         assert not server.ready()
         repository.rename(late)
         eventually(server.ready)
+        assert server.ask("GET", "/v2/health/live")[0] == 200
         eventually(lambda: server.ready("identity"))
 
 
