@@ -446,7 +446,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
     async def load(self, model: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load or reload a model on request, from its files or from the configuration and files in ``parameters``."""
         self._require_explicit()
-        if not model:
+        if not (bare := model.strip(" ")):
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
         checked_name(model, "the name of a model")
         check_file_names(parameters)
@@ -454,7 +454,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
             checked_name(name, "the name of a load parameter")
             if isinstance(value, str):
                 checked(value, f"load parameter '{name}'", MAX_VALUE)
-        if "/" in model or ".." in model:
+        if "/" in model or bare == "..":
             raise InvalidArgument(
                 f"invalid model name '{model}', model name must not contain path traversal characters"
             )

@@ -492,19 +492,11 @@ DIFFERENCES = (
     ),
     Difference(
         "Raw contents over gRPC that belong to no input",
-        "Triton drops them. Nerite refuses them as a mistake of the client.",
+        "Triton drops them. Nerite refuses them as a mistake of the client where no input is in shared memory.",
         {
             "grpc_infer/raw data for one input too many": (
                 'OK {"model_name": "echo"',
                 "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'echo', got 2",
-            ),
-            "grpc_infer/shared memory and raw": (
-                "NOT_FOUND Unable to find shared memory region: 'r'",
-                "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'echo', got 2",
-            ),
-            "shared_memory/gRPC: an input and raw contents#3": (
-                'OK {"model_name": "copy"',
-                "INVALID_ARGUMENT expected 1 raw_input_contents entries for model 'copy', got 2",
             ),
         },
     ),

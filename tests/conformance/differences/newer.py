@@ -161,6 +161,14 @@ DIFFERENCES = (
                 "INTERNAL failed to load '', failed to poll from model repository",
                 "INVALID_ARGUMENT Model name cannot be empty. Please enter a valid name to deploy.",
             ),
+            "repository_explicit/gRPC: load a blank": (
+                "INTERNAL failed to load ' ', failed to poll from model repository",
+                "INVALID_ARGUMENT Model name cannot be empty. Please enter a valid name to deploy.",
+            ),
+            "repository_explicit/gRPC: load a path with blanks": (
+                "INTERNAL failed to load ' .. ', failed to poll from model repository",
+                "INVALID_ARGUMENT invalid model name ' .. ', model name must not contain path traversal characters",
+            ),
             "repository_fixed/index with ready as text": (
                 "500 attempt to access JSON non-boolean as boolean",
                 "400 Invalid value for 'ready': expected a boolean",

@@ -56,6 +56,11 @@ EXCHANGES = {
     "data nested another way": infer("echo", tensor("IN", "INT32", [2, 2], [[1, 2, 3, 4]])),
     "unevenly nested data": infer("echo", tensor("IN", "INT32", [2, 2], [1, [2, 3], [[4]]])),
     "scalar data": infer("options", tensor("NEEDED", "INT32", [1], 5), tensor("ALSO_NEEDED", "INT32", [1], [5])),
+    "a zero behind it": body("echo", infer("echo", ROW).body + b" \0\1, and more"),
+    "zeros before its end": [
+        body("echo", text)
+        for text in (b"\0", b"[\0", b'{"inputs"\0', b'{"id":"a\0"}', b'["\\u12\0"]', b'["\\\0"]', b"[1\0]")
+    ],
     "white space": body(
         "echo", ' \n{ "inputs" : [ { "name":"IN",\t"shape":[1,2],"datatype":"INT32","data":[1,2]}]}\r\n '
     ),

@@ -221,6 +221,9 @@ EXCHANGES = {
     "gRPC: load": [called("arguments"), Grpc("RepositoryIndex", pb.RepositoryIndexRequest())],
     "gRPC: load unknown": called("none"),
     "gRPC: load nothing": called(""),
+    "gRPC: load a blank": called(" "),
+    "gRPC: load a path with blanks": called(" .. "),
+    "gRPC: load names that are unusual": [called(name) for name in ("...", ".", "model;test", "a b", "a..b", "~")],
     "gRPC: load from a repository": Grpc(
         "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name="r", model_name="arguments")
     ),

@@ -90,10 +90,9 @@ def _string(text: bytes, at: int) -> int:
         if byte == b'"':
             return at + 1
         if byte != b"\\":
-            # A text that ends, for which Triton takes a zero too, or a control character, which has to be escaped.
-            ends = byte in (b"", b"\0")
+            # A text that ends, or a control character, which has to be escaped.
             raise JsonError(
-                "Missing a closing quotation mark in string." if ends else "Invalid escape character in string.", at
+                "Invalid escape character in string." if byte else "Missing a closing quotation mark in string.", at
             )
         if text[at + 1 : at + 2] == b"u":
             at = _code(text, at)

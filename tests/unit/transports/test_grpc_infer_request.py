@@ -84,7 +84,13 @@ def test_tensors_in_shared_memory_stand_among_the_others(reader: InferReader) ->
         assert (place.region, place.offset, place.byte_size) == ("r", 0, 8)
         assert header.shared
     message.raw_input_contents.append(b"d" * 8)
-    with pytest.raises(InvalidArgument, match="expected 3 raw_input_contents entries for model 'm', got 4"):
+    _, _, (first, place, last) = read(reader, message)
+    assert (bytes(first), place.region, bytes(last)) == (b"a" * 8, "r", b"c" * 8), "one for each input, as for Triton"
+    message.raw_input_contents.append(b"e" * 8)
+    with pytest.raises(InvalidArgument, match="expected 2 raw_input_contents entries for model 'm', got 4"):
+        read(reader, message)
+    del message.raw_input_contents[1:]
+    with pytest.raises(InvalidArgument, match="unable to find data for input tensor 'C' for model 'm'"):
         read(reader, message)
 
 

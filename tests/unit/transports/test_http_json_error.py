@@ -40,6 +40,8 @@ HEAD = "failed to parse the request JSON buffer: "
         (b"[1] x", "The document root must not be followed by other values. at 4"),
         (b"/* c */ []", "Invalid value. at 0"),
         (b'["abc', "Missing a closing quotation mark in string. at 5"),
+        (b"\0", "The document is empty. at 0"),
+        (b"[1,\0]", "Invalid value. at 3"),
         (b'["ab\0c"]', "Missing a closing quotation mark in string. at 4"),
         (b'["\\x"]', "Invalid escape character in string. at 2"),
         (b'["\\u12g4"]', "Incorrect hex digit after \\u escape in string. at 2"),
@@ -69,6 +71,7 @@ def test_the_first_mistake_and_where_it_is(text: bytes, message: str) -> None:
         (b" \n[ 1 ,\t2 ] \r\n", [1, 2]),
         (b"\xef\xbb\xbf[1]", [1]),
         (b'["\\ud83d\\ude00"]', ["\U0001f600"]),
+        (b"[1] \0, what follows a zero", [1]),
         (b"[18446744073709551615]", [18446744073709551615]),
         (b'"x"', "x"),
     ],
@@ -129,6 +132,7 @@ TEXTS = st.lists(PIECES, max_size=14).map(b"".join)
 
 def read_slowly(text: bytes) -> Any:
     """Return the document that a text is when each letter is looked at. Raises as ``json_error.loads``."""
+    text = text.partition(b"\0")[0]  # a zero ends the text
     json_reference.check(text)
     marked = re.sub(rb'"(?:[^"\\]|\\.)*"|Inf(?:inity)?', lambda it: it[0] if it[0][:1] == b'"' else b"Infinity", text)
 

@@ -333,8 +333,8 @@ class InferReader:
                 return header, parts.id, data
         except (wire.MalformedMessage, DecodeError):
             raise broken() from None
-        if len(parts.raw) + len(plan.shared) != len(header.inputs):
-            raise _count_error(header, len(parts.raw) + len(plan.shared))
+        if (count := len(header.inputs) - len(plan.shared)) != len(parts.raw):
+            _check_count(header, plan.shared, count, len(parts.raw))
         if plan.shared:
             raw = iter(parts.raw)
             return header, parts.id, [plan.shared.get(at) or next(raw) for at in range(len(header.inputs))]
@@ -427,15 +427,20 @@ def _repeated(message: ModelInferRequest) -> Iterator[tuple[str, Any]]:
         yield "parameters", wanted.parameters
 
 
-def _count_error(header: RequestHeader, given: int) -> NeriteError:
-    if given > len(header.inputs):
-        return InvalidArgument(
-            f"expected {len(header.inputs)} raw_input_contents entries for model '{header.model_name}', got {given}"
+def _check_count(header: RequestHeader, shared: Mapping[int, SharedMemoryInput], expected: int, given: int) -> None:
+    """Raise ``InvalidArgument`` for too few entries of raw_input_contents, and for too many.
+
+    As in Triton there may be entries for inputs that are in shared memory, and then the last ones have no effect.
+    """
+    if given < expected:
+        missing = [each.name for at, each in enumerate(header.inputs) if at not in shared][given]
+        raise InvalidArgument(
+            f"unable to find data for input tensor '{missing}' for model '{header.model_name}' in request."
         )
-    missing = header.inputs[given]
-    return InvalidArgument(
-        f"unable to find data for input tensor '{missing.name}' for model '{header.model_name}' in request."
-    )
+    if given > len(header.inputs):
+        raise InvalidArgument(
+            f"expected {expected} raw_input_contents entries for model '{header.model_name}', got {given}"
+        )
 
 
 def _output(output: Any) -> RequestedOutput:

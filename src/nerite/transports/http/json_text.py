@@ -158,8 +158,10 @@ class Outline:
 def loads_like_triton(text: bytes) -> Any:
     """Parse a text as Triton does. Raises ``JsonError`` for the first error, ``TooDeep`` if nesting is exceeded first.
 
-    Integers beyond 64 bits become floating-point numbers. Bytes that are not UTF-8 become lone surrogates.
+    Integers beyond 64 bits become floating-point numbers. Bytes that are not UTF-8 become lone surrogates. A NUL ends
+    the text.
     """
+    text = text.partition(b"\0")[0]
     outline = Outline(text)
     infinities, integers = outline.infinities(), outline.long_integers()
     plain, places = text, np.empty(0, np.int64)
@@ -221,8 +223,7 @@ def _json_error(text: bytes, outline: Outline, said: str, at: int) -> tuple[int,
     elif said.startswith("Unterminated string"):
         what, at = _unterminated(text, outline)
     elif said.startswith("Invalid control character"):
-        ends = text[at] == 0  # Triton treats a NUL as the end of the text
-        what = "Missing a closing quotation mark in string." if ends else "Invalid escape character in string."
+        what = "Invalid escape character in string."
     elif said.startswith("Invalid \\uXXXX"):
         if _HEX.match(text, at + 1):  # the text ends after the escape
             what, at = _unterminated(text, outline)
