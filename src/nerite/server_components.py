@@ -21,7 +21,6 @@ from nerite.config.flag import AUTO, RestrictedKey
 from nerite.config.options import ServerOptions
 from nerite.config.watched_file import watched
 from nerite.core.background import BackgroundWork
-from nerite.core.errors import NeriteError
 from nerite.core.request import Caller
 from nerite.core.work_loop import WorkLoops
 from nerite.devices.devices import Devices
@@ -66,8 +65,6 @@ if TYPE_CHECKING:
 
 _PROCESSORS_PER_FRONT = 3
 _MAX_AUTOMATIC_FRONTS = 8
-_CODE_TEXTS = {"INVALID_ARG": "Invalid argument", "INTERNAL": "Internal", "UNSUPPORTED": "Unsupported"}
-"""Triton's printed forms of error codes."""
 
 
 def automatic_fronts(processors: int) -> int:
@@ -314,11 +311,8 @@ class ServerComponents:
         return name, tenant.level if level is None else level.name
 
     async def _open_cache(self) -> ResponseCache | None:
-        """Return the response cache that the options configure. Raises ``NeriteError`` with Triton's text."""
-        try:
-            return await open_cache(self._options.cache, os.environ)
-        except NeriteError as error:
-            raise error.prefixed(f"error: creating server: {_CODE_TEXTS.get(error.code, error.code)} - ") from None
+        """Return the response cache that the options configure. Raises ``NeriteError``."""
+        return await open_cache(self._options.cache, os.environ)
 
     def _rollout_controller(self, server: InferenceServer) -> RolloutController:
         options = self._options

@@ -19,7 +19,7 @@ import uvloop
 from nerite.config import open_ports as exposure
 from nerite.config.options import ServerOptions
 from nerite.core.background import report_unhandled, start_background
-from nerite.core.errors import NeriteError
+from nerite.core.errors import Internal, NeriteError
 from nerite.models.loop_watchdog import LoopWatchdog
 from nerite.observability.log import log
 from nerite.observability.machine import raise_open_file_limit
@@ -31,17 +31,38 @@ from nerite.transports.start_message import counted, model_table, welcome_lines
 
 _GC_THRESHOLD = 10_000
 """Allocations minus deallocations that trigger the cycle collector. A batch of requests takes some thousand objects."""
+_CODE_TEXTS = {
+    "INVALID_ARG": "Invalid argument",
+    "INTERNAL": "Internal",
+    "NOT_FOUND": "Not found",
+    "UNAVAILABLE": "Unavailable",
+    "UNSUPPORTED": "Unsupported",
+    "ALREADY_EXISTS": "Already exists",
+}
+"""Triton's printed forms of error codes."""
+_LEFT_OUT = "    Correct the models that the lines above name, or start without them: --exit-on-error=false"
 
 
 def run(options: ServerOptions) -> int:
     """Serve until a signal arrives; return the exit status."""
     gc.freeze()  # what is imported stays
     raise_open_file_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(ServerProcess(options).serve())
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            status = runner.run(ServerProcess(options).serve())
+    except NeriteError as error:
+        _say_why(error.message)
+        status = 1
     if "obstore" in sys.modules:
         _exit_without_finalizing(status)
     return status
+
+
+def _say_why(text: str) -> None:
+    """Print why the server does not start: last and plain, as Triton does, and to a log that is read by programs."""
+    if log.file or log.format == "json":
+        log.error(text)
+    print(f"error: {text}", file=sys.__stderr__, flush=True)
 
 
 def _exit_without_finalizing(status: int) -> NoReturn:
@@ -67,7 +88,7 @@ class ServerProcess:
     def __init__(self, options: ServerOptions, started: StartedServer | None = None) -> None:
         """With ``started``, the server is embedded in a program.
 
-        It leaves signals and the collector alone, never ends the process, and ``serve`` raises why it cannot start.
+        It leaves signals and the collector alone, and never ends the process.
         """
         self._options = options
         self._started = started
@@ -75,15 +96,12 @@ class ServerProcess:
         self._stop_requested = asyncio.Event()
 
     async def serve(self) -> int:
-        """Start, wait for a signal, and stop; return the exit status."""
+        """Start, wait for a signal, and stop; return the exit status. Raises ``NeriteError`` if it cannot start."""
         loop = asyncio.get_running_loop()
         try:
             await self._components.open(loop)
         except NeriteError as error:
-            if self._started is not None:
-                raise
-            log.error(error.message)
-            return 1
+            raise self._not_created(error) from None
         loop.set_exception_handler(report_unhandled)
         for number in (signal.SIGINT, signal.SIGTERM) if self._started is None else ():
             loop.add_signal_handler(number, self._signalled)
@@ -101,8 +119,7 @@ class ServerProcess:
         if not start.done():
             start.cancel()
             return 0
-        if not start.result():
-            return 1
+        start.result()
         watchdog = LoopWatchdog(loop, self._options.stall_seconds) if self._options.stall_seconds else None
         try:
             background = start_background(self._components.background_work(server), self._components.loops)
@@ -125,11 +142,17 @@ class ServerProcess:
         """Begin a graceful shutdown."""
         self._stop_requested.set()
 
-    async def _start(self, server: InferenceServer) -> bool:
-        """Load the models and open the ports; on failure, log the reason and return False."""
+    def _not_created(self, error: NeriteError) -> NeriteError:
+        """Return an error of the start: with Triton's words where it is printed."""
+        if self._started is not None:
+            return error
+        return error.prefixed(f"creating server: {_CODE_TEXTS.get(error.code, error.code.capitalize())} - ")
+
+    async def _start(self, server: InferenceServer) -> None:
+        """Load the models and open the ports. Raises ``NeriteError``."""
         components = self._components
+        await components.ports.check()
         try:
-            await components.ports.check()
             if components.tenant_admission.shared is not None:
                 await components.tenant_admission.shared.start()
             repository = self._options.repository
@@ -137,13 +160,12 @@ class ServerProcess:
             if self._options.repository.standby:
                 await components.open_ports()
                 await self._stand_by(server)
-            if not await self._load_and_open(server):
-                return False
+            is_open = await self._load(server)
+            await components.rollouts.start()
         except NeriteError as error:
-            if self._started is not None:
-                raise
-            log.error(error.message)
-            return False
+            raise self._not_created(error) from None
+        if not is_open:
+            await components.open_ports()
         exposed = exposure.open_ports(self._options)
         if exposed:
             log.warning(f"{exposure.rights(exposed)}. {exposure.remedy(exposed)}")
@@ -159,16 +181,15 @@ class ServerProcess:
             log.warning(f"nothing is traced: {reason}")
         if self._started is not None:
             self._started(server, components.ports.opened)
-            return True
+            return
         self._print_welcome(server)
         # Objects created so far live long, so the collector need not scan them again. Requests create no cycles.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-        return True
 
-    async def _load_and_open(self, server: InferenceServer) -> bool:
-        """Load the initial models, then open the ports; return False if the server must exit on errors.
+    async def _load(self, server: InferenceServer) -> bool:
+        """Load the initial models; return whether the ports are open. Raises ``NeriteError`` for errors to exit on.
 
         If something is made for a model that may take minutes, the ports are opened at once: the server is live and not
         ready, and the index says how far it is.
@@ -186,12 +207,8 @@ class ServerProcess:
                 "The ports are open before the models are ready, as this may take minutes. POST /v2/repository/index "
                 "tells how far it is"
             )
-        if not await load:
-            return False
-        await self._components.rollouts.start()
-        if not is_open:
-            await self._components.open_ports()
-        return True
+        await load
+        return is_open
 
     async def _stand_by(self, server: InferenceServer) -> None:
         """Prepare the load of the models, and return when it is asked for."""
@@ -209,21 +226,20 @@ class ServerProcess:
             log.info(f"Stands by to load {counted(len(names), 'model')}: POST /v2/repository/wake loads them")
         await asked
 
-    async def _load_initial_models(self, server: InferenceServer) -> bool:
-        """Load and log the initial models; False if that failed and the server must exit on errors."""
+    async def _load_initial_models(self, server: InferenceServer) -> None:
+        """Load and log the initial models. Raises ``NeriteError`` if that failed and the server must exit on errors."""
         exits = self._options.repository.exit_on_error
         try:
             failures = await self._load_models(server)
             log.table(model_table(await server.repository_index(False)))
         except NeriteError as error:  # a repository cannot be read
+            if exits:
+                raise
             log.error(error.message)
             server.cannot_read()
-            return not exits
-        if failures and exits and self._started is not None:
-            raise failures[0][1]
+            return
         if failures and exits:
-            log.error("error: creating server: Internal - failed to load all models")
-        return not (failures and exits)
+            raise failures[0][1] if self._started is not None else Internal(f"failed to load all models\n{_LEFT_OUT}")
 
     async def _load_models(self, server: InferenceServer) -> list[tuple[str, NeriteError]]:
         """Load the models that the control mode loads at start; return the failures."""

@@ -141,17 +141,27 @@ def test_a_load_that_is_under_way_does_not_keep_it(tmp_path: Path, method: str) 
         assert "Traceback" not in server.text
 
 
-def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--log-format=default", "--log-format=json", "--log-error=false", "--log-file={}"])
+def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path, flag: str) -> None:
+    """What ended the start is printed last and plain on standard error, as by Triton, with the remedy."""
     python_model(repository, "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
+    file = tmp_path / "nerite.log"
     done = subprocess.run(
-        [NERITE, "serve", repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0"],
+        [NERITE, "serve", repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0", flag.format(file)],
         capture_output=True,
         timeout=PATIENCE,
         check=False,
+        text=True,
     )
     assert done.returncode == 1
-    assert b"no weights" in done.stderr + done.stdout
-    assert b"creating server: Internal - failed to load all models" in done.stderr
+    *before, last, remedy = done.stderr.splitlines()
+    assert last == "error: creating server: Internal - failed to load all models"
+    assert remedy.endswith("start without them: --exit-on-error=false")
+    logged = "\n".join(before) + done.stdout + (file.read_text() if file.exists() else "")
+    assert "no weights" in logged or "error=false" in flag
+    if "json" in flag:
+        texts = [json.loads(line)["message"] for line in before]
+        assert texts[-1].startswith("creating server: Internal - failed to load all models")
 
 
 def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path) -> None:
