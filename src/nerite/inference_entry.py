@@ -64,6 +64,24 @@ def _log_request(request: InferenceRequest, version: str) -> None:
     )
 
 
+def _check_responses(version: ServableVersion | RouteSplit, decoupled: str) -> None:
+    """Raise ``Unsupported`` with this text if any request may get several responses; accept them if it is empty."""
+    if decoupled and version.decoupled and not version.stream_input:
+        raise Unsupported(decoupled)
+
+
+def _stream_at(version: ServableVersion | RouteSplit, header: RequestHeader) -> int | None:
+    """Return the place of the input with which a request asks for several responses."""
+    if not version.decoupled or not (name := version.stream_input):
+        return None
+    return next((at for at, spec in enumerate(header.inputs) if spec.name == name), None)
+
+
+def _is_set(flag: Buffer | DeviceBuffer) -> bool:
+    """Return whether a tensor of one BOOL is true. On a GPU none is: no model that is asked takes it there."""
+    return not isinstance(flag, DeviceBuffer) and bytes(flag[:1]) not in (b"", b"\0")
+
+
 def _nothing(*_: object) -> None:
     """Do nothing: no request waits."""
 
@@ -187,6 +205,9 @@ class InferenceEntry(ABC, Generic[Version]):
             except Exception as error:
                 request.respond(InferenceResponse.failed(refusal_of(error, request)))
                 return
+        if decoupled and route.stream_at is not None and _is_set(request.data[route.stream_at]):
+            request.respond(InferenceResponse.failed(Unsupported(decoupled)))
+            return
         if log.verbose_level:
             _log_request(request, route.version.label)
         try:
@@ -242,13 +263,12 @@ class InferenceEntry(ABC, Generic[Version]):
         if self._stopping and not isinstance(request, ChildRequest):
             raise refusals.stopping()
         if self.routes and (split := self._split(header)) is not None:
-            if decoupled and split.decoupled:
-                raise Unsupported(decoupled)
-            route = header.route = RequestRoute(self._epoch, split)
+            _check_responses(split, decoupled)
+            route = header.route = RequestRoute(self._epoch, split, _stream_at(split, header))
             return route
         version = self.find(header.model_name, header.model_version, decoupled, header.namespace)
         version.signature.bind(header, request.id)
-        route = header.route = RequestRoute(self._epoch, version)
+        route = header.route = RequestRoute(self._epoch, version, _stream_at(version, header))
         return route
 
     def _split(self, header: RequestHeader) -> RouteSplit | None:
@@ -305,12 +325,11 @@ class InferenceEntry(ABC, Generic[Version]):
     def find(self, model: str, version: str, decoupled: str = _NOT_OVER_HTTP, namespace: str = "") -> Version:
         """Return the running version that a request goes to; an empty ``namespace`` searches all repositories.
 
-        Raises Triton's errors. ``decoupled`` is the error text for a model that may send several responses; empty if
-        those are accepted.
+        Raises Triton's errors. ``decoupled`` is the error text for a model that may send several responses to any
+        request; empty if those are accepted.
         """
         running = self._running(model, version, namespace)
-        if decoupled and running.decoupled:
-            raise Unsupported(decoupled)
+        _check_responses(running, decoupled)
         return running
 
     def signature(self, model: str, version: str) -> Signature:

@@ -91,7 +91,7 @@ def test_what_it_takes_and_gives(server: Serving) -> None:
     assert config["model_transaction_policy"]["decoupled"]
     assert [tensor["name"] for tensor in config["output"]] == [
         "text_output", "finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens",
-        "num_cached_tokens", "token_ids", "prompt_token_ids", "prompt_logprobs",
+        "num_cached_tokens", "token_ids", "prompt_token_ids", "prompt_logprobs", "cum_log_probs", "output_log_probs",
     ]  # fmt: skip
 
 
@@ -101,6 +101,49 @@ def test_generate_gives_the_prompt_and_the_answer(server: Serving) -> None:
     assert whole["text_output"].startswith("once")
     _, bare = generate(server, sampling_parameters=json.dumps(FEW), exclude_input_in_output=True)
     assert whole["text_output"] == "once" + bare["text_output"]
+
+
+TENSORRT_LLM = {"max_tokens": 8, "bad_words": "", "stop_words": "", "end_id": 2, "pad_id": 2, "random_seed": 1}
+"""What the clients of TensorRT-LLM's backend send."""
+
+
+def test_requests_as_tensorrt_llms_clients_send_them(server: Serving) -> None:
+    greedy = {**TENSORRT_LLM, "temperature": 0, "exclude_input_in_output": True}
+    _, whole = generate(server, parameters=FEW, exclude_input_in_output=True)
+    status, answer = generate(server, **greedy, ignore_eos=True, beam_width=1, return_log_probs=True)
+    assert (status, answer["text_output"]) == (200, whole["text_output"])
+    assert sum(answer["output_log_probs"]) == pytest.approx(answer["cum_log_probs"], abs=1e-3)
+    assert len(answer["output_log_probs"]) == FEW["max_tokens"]
+    events = Stream(server, **greedy, ignore_eos=True, return_log_probs=True).rest()
+    assert "".join(event["text_output"] for event in events) == whole["text_output"]
+    word = whole["text_output"].split()[1]
+    for stop in (word, [word], ["", word]):
+        _, answer = generate(server, **{**greedy, "stop_words": stop}, ignore_eos=True)
+        assert answer["text_output"] == whole["text_output"].partition(word)[0], stop
+    for wrong in ({"beam_width": 2}, {"language": "en"}, {"return_context_logits": True}):
+        status, refused = generate(server, **greedy, **wrong)
+        assert status >= 400 and next(iter(wrong)) in refused["error"], refused
+
+
+def test_one_answer_to_infer(server: Serving) -> None:
+    """A model that may stream sends one answer to a request that does not ask for a stream."""
+    _, whole = generate(server, parameters=FEW)
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["once"]}
+    flag = {"name": "stream", "datatype": "BOOL", "shape": [1]}
+    for more in ([], [{**flag, "data": [False]}]):
+        status, _, body = server.ask("POST", "/v2/models/chat/infer", {"inputs": [text, *more], "parameters": FEW})
+        assert status == 200, body
+        found = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
+        assert found["text_output"] == [whole["text_output"]]
+    streamed = {"inputs": [text, {**flag, "data": [True]}], "parameters": FEW}
+    for _ in range(2):
+        status, _, body = server.ask("POST", "/v2/models/chat/infer", streamed)
+        assert (status, "decoupled transaction policy" in body.decode()) == (501, True)
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        said = grpc_client.InferInput("text_input", [1], "BYTES")
+        said.set_data_from_numpy(np.array([b"once"], object))
+        answer = client.infer("chat", [said], parameters=dict(FEW))
+        assert answer.as_numpy("text_output").tolist() == [whole["text_output"].encode()]
 
 
 def test_a_stream_has_an_event_for_each_step(server: Serving) -> None:

@@ -150,6 +150,8 @@ ENTRIES: Final[dict[str, BackendEntry]] = {
 
 GENERATING: Final = frozenset(name for name, entry in ENTRIES.items() if entry.module == "nerite.llm.backend")
 """Backends whose models have an engine that generates tokens."""
+STREAM_INPUT: Final = "stream"
+"""Input of their models: only requests that set it get several responses."""
 DEVICE_BACKENDS: Final = frozenset(("onnxruntime", "pytorch"))
 """Backends whose instances on a GPU take inputs, and return outputs, in its memory."""
 

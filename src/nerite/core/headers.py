@@ -33,6 +33,7 @@ def header_to_json(header: RequestHeader | ResponseHeader) -> dict[str, Any]:
         "tensors": [_spec(spec) for spec in header.inputs],
         "outputs": [output.name for output in header.outputs],
         "parameters": header.parameters,
+        "forwarded": [*header.forwarded],
         "priority": header.priority,
         "timeout_us": header.timeout_us,
         "sequence": [header.sequence_id, header.sequence_start, header.sequence_end],
@@ -53,6 +54,7 @@ def request_header_from_json(value: dict[str, Any]) -> RequestHeader:
         _specs(value),
         [RequestedOutput(name) for name in value["outputs"]],
         parameters=value["parameters"],
+        forwarded=value["forwarded"],
         priority=value["priority"],
         timeout_us=value["timeout_us"],
         sequence_id=sequence_id,
@@ -105,6 +107,7 @@ def whole_header_from_json(value: dict[str, Any]) -> RequestHeader:
             for name, as_bytes, as_base64, classes, place in value["outputs"]
         ],
         parameters=value["parameters"],
+        forwarded=value["forwarded"],
         priority=value["priority"],
         timeout_us=value["timeout_us"],
         sequence_id=sequence_id,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import enum
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
@@ -115,6 +115,8 @@ class RequestRoute(NamedTuple):
     epoch: object
     """The route is valid while the server has this epoch: it changes with the set of loaded versions."""
     version: ServedVersion
+    stream_at: int | None = None
+    """Place of the input with which the request asks for several responses; None if it cannot or does not."""
 
 
 class RequestHeader:
@@ -136,6 +138,7 @@ class RequestHeader:
         "classifies",
         "device_outputs",
         "empty_final",
+        "forwarded",
         "idempotency_key",
         "inputs",
         "model_name",
@@ -168,6 +171,7 @@ class RequestHeader:
         outputs: Sequence[RequestedOutput] = (),
         *,
         parameters: dict[str, Parameter] | None = None,
+        forwarded: Collection[str] = (),
         priority: int = 0,
         timeout_us: int = 0,
         sequence_id: int | str = 0,
@@ -197,6 +201,8 @@ class RequestHeader:
         self.classifies = any(output.classification for output in outputs)
         self.parameters = parameters or {}
         """Custom parameters; parameters with a defined meaning are attributes."""
+        self.forwarded = forwarded
+        """Names of parameters that the caller has not written for this model: header fields, those of an ensemble."""
         self.priority = priority
         self.timeout_us = timeout_us
         self.sequence_id = sequence_id
@@ -286,6 +292,7 @@ class RequestHeader:
                 for output in self.outputs
             ),
             tuple(sorted((key, repr(value)) for key, value in self.parameters.items())),
+            frozenset(self.forwarded),
             self.priority,
             self.timeout_us,
             (repr(self.sequence_id), self.sequence_start, self.sequence_end),

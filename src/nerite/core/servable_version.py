@@ -21,6 +21,10 @@ class ServableVersion(ServedVersion, Protocol):
         """Whether a request may get several responses."""
 
     @property
+    def stream_input(self) -> str:
+        """Name of the input that a request for several responses sets; empty if any request may get several."""
+
+    @property
     def signature(self) -> Signature:
         """Inputs and outputs."""
 

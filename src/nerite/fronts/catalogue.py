@@ -99,6 +99,7 @@ class CatalogueWriter:
             "number": running.number,
             "decoupled": running.decoupled,
             "generates": running.generates,
+            "stream_input": running.stream_input,
             "usable": running.usable,
             "adapters": sorted(running.runtime_adapters),
             "parameters": {name: running.parameter(name) for name in running.config_json.get("parameters", {})},
@@ -118,6 +119,7 @@ class FrontVersion:
         """Unique among all versions that the core loads."""
         self.decoupled: bool = description["decoupled"]
         self.generates: bool = description["generates"]
+        self.stream_input: str = description["stream_input"]
         self.usable: bool = description["usable"]
         """Whether an instance can run requests."""
         self.runtime_adapters: list[str] = description["adapters"]

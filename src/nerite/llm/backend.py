@@ -48,6 +48,8 @@ INPUTS: Final = (
     LlmPort("image", "TYPE_STRING", (-1,)),
     LlmPort("stream", "TYPE_BOOL"),
     LlmPort("sampling_parameters", "TYPE_STRING"),
+    LlmPort("stop_words", "TYPE_STRING", (-1,)),
+    LlmPort("bad_words", "TYPE_STRING", (-1,)),
     LlmPort("exclude_input_in_output", "TYPE_BOOL"),
     LlmPort("add_special_tokens", "TYPE_BOOL"),
     LlmPort("prompt_token_ids", "TYPE_STRING"),
@@ -73,6 +75,8 @@ OUTPUTS: Final = (
     LlmPort("token_ids", "TYPE_STRING", (-1,)),
     LlmPort("prompt_token_ids", "TYPE_STRING"),
     LlmPort("prompt_logprobs", "TYPE_STRING"),
+    LlmPort("cum_log_probs", "TYPE_FP32"),
+    LlmPort("output_log_probs", "TYPE_FP32", (-1,)),
 )
 
 

@@ -9,12 +9,15 @@ from typing import Final
 
 from nerite.core.errors import InvalidArgument, Unsupported
 from nerite.core.request import InferenceRequest
-from nerite.core.tensor import Buffer, decode_bytes
+from nerite.core.tensor import BYTES, Buffer, TensorSpec, decode_bytes
 from nerite.llm.images import read_images
-from nerite.llm.sampling_parameters import SamplingParameters, from_json, from_parameters, wrong_parameter
+from nerite.llm.request_parameters import LOG_PROBS, WORDS, add_words, read_parameters
+from nerite.llm.sampling_parameters import SamplingParameters, from_mapping, read_json, wrong_parameter
 
 TOKENS: Final = "prompt_token_ids"
 """Input with a prompt that is token ids."""
+LOG_PROB_OUTPUTS: Final = frozenset(("cum_log_probs", "output_log_probs"))
+"""Outputs that ``return_log_probs`` asks for, as TensorRT-LLM names them."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,33 @@ def read_call(request: InferenceRequest) -> LlmCall:
     excluded = _flag(given, "exclude_input_in_output", default=stream)
     if stream and not excluded:
         raise InvalidArgument("When streaming, `exclude_input_in_output` = False is not allowed.")
-    if "sampling_parameters" in given:
-        wanted = from_json(_call_text(given, "sampling_parameters"))
-    else:
-        wanted = from_parameters(request.header.parameters)
-    extras = frozenset(
-        name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)
-    )
+    extras = {name.removeprefix("return_") for name in given if name.startswith("return_") and _flag(given, name)}
+    wanted = _sampling(request, given, extras)
     special = _flag(given, "add_special_tokens", default=True)
     images = tuple(read_images(request))
     if images and not isinstance(prompt, str):
         raise InvalidArgument(f"images need their prompt as text: omit '{TOKENS}'")
     prepend = prompt if isinstance(prompt, str) and not excluded else ""
-    return LlmCall(prompt, wanted, stream, prepend, extras, special, images, not excluded)
+    return LlmCall(prompt, wanted, stream, prepend, frozenset(extras), special, images, not excluded)
+
+
+def _sampling(request: InferenceRequest, given: Mapping[str, Buffer], extras: set[str]) -> SamplingParameters:
+    """Read the sampling parameters; add the outputs that one of TensorRT-LLM's asks for. Raises ``NeriteError``."""
+    header = request.header
+    if "sampling_parameters" in given:
+        values = read_json(_call_text(given, "sampling_parameters"))
+    else:
+        values = read_parameters(header.parameters, header.forwarded)
+        if values.pop(LOG_PROBS, False):
+            extras |= LOG_PROB_OUTPUTS
+            values.setdefault("logprobs", 0)
+    for spec in header.inputs:
+        if spec.name in WORDS:
+            add_words(values, spec.name, _texts(given, spec))
+    wanted = from_mapping(values)
+    if wanted.n > 1 and extras & LOG_PROB_OUTPUTS:
+        raise InvalidArgument(f"'{LOG_PROBS}' is for one sequence: 'n' must be 1, got {wanted.n}")
+    return wanted
 
 
 def read_tokens(text: str) -> Sequence[int]:
@@ -79,11 +96,15 @@ def read_tokens(text: str) -> Sequence[int]:
 
 
 def _call_text(given: Mapping[str, Buffer], name: str) -> str:
-    (element,) = decode_bytes(given[name], 1)
+    (text,) = _texts(given, TensorSpec(name, BYTES, (1,)))
+    return text
+
+
+def _texts(given: Mapping[str, Buffer], spec: TensorSpec) -> list[str]:
     try:
-        return bytes(element).decode()
+        return [bytes(element).decode() for element in decode_bytes(given[spec.name], spec.elements)]
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"'{name}' is not valid UTF-8: {error}") from None
+        raise InvalidArgument(f"'{spec.name}' is not valid UTF-8: {error}") from None
 
 
 def _flag(given: Mapping[str, Buffer], name: str, *, default: bool = False) -> bool:

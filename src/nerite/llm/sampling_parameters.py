@@ -34,13 +34,9 @@ MAX_LOGPROBS: Final = 20
 """Maximum number of alternatives to each token of a prompt."""
 LONGEST: Final = MAX_VALUE
 """Maximum size of ``sampling_parameters`` in bytes. The server's event loop parses them, too."""
-MAX_PARAMETERS: Final = 256
-"""Maximum number of request parameters, if sampling parameters are passed among them."""
 
 _Number = TypeVar("_Number", int, float)
 
-_CLOSE: Final = 0.8
-"""Similarity from which on an unknown request parameter counts as a misspelled sampling parameter."""
 _MAX_BIAS: Final = 100
 """A bias of 100 makes a token certain; much larger values overflow in engines."""
 
@@ -121,8 +117,8 @@ _OPTIONAL: Final = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 """Parameters for which null has a meaning."""
 
 
-def from_json(text: str | bytes) -> SamplingParameters:
-    """Read the value of ``sampling_parameters``. Raises ``NeriteError``."""
+def read_json(text: str | bytes) -> dict[str, Any]:
+    """Return the members of the value of ``sampling_parameters``, for ``from_mapping``. Raises ``InvalidArgument``."""
     if len(text) > LONGEST:
         raise InvalidArgument(f"'sampling_parameters' has {len(text)} bytes; the maximum is {LONGEST}")
     try:
@@ -131,20 +127,7 @@ def from_json(text: str | bytes) -> SamplingParameters:
         raise InvalidArgument(f"'sampling_parameters' is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidArgument("'sampling_parameters' must be a JSON object, such as {\"max_tokens\": 64}")
-    return from_mapping(value)
-
-
-def from_parameters(parameters: Mapping[str, Any]) -> SamplingParameters:
-    """Read sampling parameters from the parameters of a request. Raises ``NeriteError``.
-
-    Parameters that resemble no sampling parameter are ignored, because they may be meant for the model. Request
-    parameters cannot be lists, so ``stop`` is one string.
-    """
-    if len(parameters) > MAX_PARAMETERS:
-        raise InvalidArgument(f"the request has {len(parameters)} parameters; the maximum is {MAX_PARAMETERS}")
-    known = (*_READERS, *_STRUCTURED, *_UNSUPPORTED)
-    ours = {name: value for name, value in parameters.items() if name in known or nearest(name, known, _CLOSE)}
-    return from_mapping(ours)
+    return value
 
 
 def from_mapping(given: Mapping[str, Any]) -> SamplingParameters:
@@ -210,7 +193,7 @@ def _check(made: SamplingParameters) -> None:
 
 
 def _unknown(name: str) -> NeriteError:
-    meant = nearest(name, (*_READERS, *_STRUCTURED, *_UNSUPPORTED))
+    meant = nearest(name, KNOWN)
     remedy = f"Did you mean {meant}?" if meant else f"There are: {', '.join(sorted(_READERS))}."
     return InvalidArgument(f"'{name}' is not a sampling parameter. {remedy}")
 
@@ -261,7 +244,8 @@ def _seed(name: str, value: Any) -> int | None:
     return None if number == -1 else number
 
 
-def _boolean(name: str, value: Any) -> bool:
+def boolean(name: str, value: Any) -> bool:
+    """Read a truth value, which request parameters may hold as text. Raises ``InvalidArgument``."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if not isinstance(value, bool):
@@ -325,12 +309,12 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
         "repetition_penalty": _float,
         "stop": _texts,
         "stop_token_ids": _integers,
-        "include_stop_str_in_output": _boolean,
-        "ignore_eos": _boolean,
+        "include_stop_str_in_output": boolean,
+        "ignore_eos": boolean,
         "logprobs": _optional,
         "prompt_logprobs": _optional,
-        "skip_special_tokens": _boolean,
-        "spaces_between_special_tokens": _boolean,
+        "skip_special_tokens": boolean,
+        "spaces_between_special_tokens": boolean,
         "logit_bias": _biases,
         "allowed_token_ids": _integers,
         "bad_words": _texts,
@@ -341,3 +325,5 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = cast(
     },
 )
 """Reader of each field of ``SamplingParameters``."""
+KNOWN: Final = frozenset((*_READERS, *_STRUCTURED, *_UNSUPPORTED))
+"""The names that ``from_mapping`` knows."""

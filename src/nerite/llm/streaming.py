@@ -78,6 +78,7 @@ class StreamedAnswer:
     def __init__(self, request: InferenceRequest, call: LlmCall, headers: ResponseHeaders) -> None:
         self._request = request
         self._call = call
+        self._headers = headers
         self._header = headers.of(request, _outputs(call))
         self._keeps_ids = "token_ids" in call.extras
         self._lock = threading.RLock()
@@ -163,7 +164,10 @@ class StreamedAnswer:
             self._request.respond(response, final)
 
     def _response(self) -> InferenceResponse:
-        return InferenceResponse(self._header, [self._data(spec.name) for spec in self._header.outputs])
+        header = self._header
+        if "output_log_probs" in self._call.extras:  # its length differs from response to response
+            header = self._headers.of(self._request, _outputs(self._call, len(self._sequences[0].logprobs)))
+        return InferenceResponse(header, [self._data(spec.name) for spec in header.outputs])
 
     def _data(self, output: str) -> Buffer:
         """Return an output as bytes. A numpy array of one element would take longer to create than a token."""
@@ -173,7 +177,10 @@ class StreamedAnswer:
         if output == "finish_reason":
             # vLLM writes "None" for a sequence that is not finished.
             return join_bytes(each.finish_reason.value if each.finish_reason else "None" for each in sequences)
-        if output == "cumulative_logprob":
+        if output == "output_log_probs":
+            scores = [each.logprob for each in sequences[0].logprobs]
+            return struct.pack(f"<{len(scores)}f", *scores)
+        if output in ("cumulative_logprob", "cum_log_probs"):
             known = self._call.sampling.logprobs is not None
             values = self._cumulative if known else repeat(math.nan, len(sequences))
             return struct.pack(f"<{len(sequences)}f", *values)
@@ -212,8 +219,8 @@ def _logprob_json(one: TokenLogprob) -> dict[str, object]:
     return {"logprob": logprob, "rank": one.rank, "decoded_token": one.text}
 
 
-def _outputs(call: LlmCall) -> list[TensorSpec]:
-    """Return the output tensors of the responses to a request."""
+def _outputs(call: LlmCall, scores: int = 0) -> list[TensorSpec]:
+    """Return the output tensors of a response to a request, which has so many ``scores`` of tokens."""
     sequences = (call.sampling.n,)
     extras = [
         TensorSpec("finish_reason", tensor.BYTES, sequences),
@@ -225,6 +232,8 @@ def _outputs(call: LlmCall) -> list[TensorSpec]:
         TensorSpec("token_ids", tensor.BYTES, sequences),
         TensorSpec("prompt_token_ids", tensor.BYTES, (1,)),
         TensorSpec("prompt_logprobs", tensor.BYTES, (1,)),
+        TensorSpec("cum_log_probs", tensor.FP32, sequences),
+        TensorSpec("output_log_probs", tensor.FP32, (scores,)),
     ]
     return [TensorSpec("text_output", tensor.BYTES, sequences), *(each for each in extras if each.name in call.extras)]
 

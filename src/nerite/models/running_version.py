@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Any, Final
 
-from nerite.backends.registry import GENERATING
+from nerite.backends.registry import GENERATING, STREAM_INPUT
 from nerite.config.model_config import ModelConfig
 from nerite.core.engine_report import EngineReport
 from nerite.core.errors import NeriteError, Unavailable
@@ -225,6 +225,11 @@ class RunningVersion:
     def generates(self) -> bool:
         """Whether the model runs on an LLM engine."""
         return self.config.backend in GENERATING
+
+    @property
+    def stream_input(self) -> str:
+        """Name of the input that a request for several responses sets; empty if any request may get several."""
+        return STREAM_INPUT if self.generates and STREAM_INPUT in self.signature.inputs else ""
 
     @property
     def runtime_adapters(self) -> Collection[str]:

@@ -172,6 +172,12 @@ class RouteSplit:
         return any(arm.version.decoupled for arm in self._open)
 
     @property
+    def stream_input(self) -> str:
+        """Name of the input that a request for several responses sets; empty if it may get several without."""
+        names = {arm.version.stream_input for arm in self._open if arm.version.decoupled}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
     def signature(self) -> Signature:
         """Inputs and outputs of the arm with the largest share."""
         return self.version.signature

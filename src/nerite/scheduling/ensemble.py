@@ -339,6 +339,7 @@ class EnsembleProgressCache:
             specs,
             [RequestedOutput(name) for name, _ in step.outputs],
             parameters=caller.parameters,
+            forwarded=caller.parameters.keys(),
             priority=caller.priority,
             timeout_us=caller.timeout_us,
             sequence_id=caller.sequence_id,

@@ -15,11 +15,11 @@ from nerite.core.response import InferenceResponse
 from nerite.core.tensor import to_array
 from nerite.llm.backend import OUTPUTS
 from nerite.llm.engine import FinishReason, TokenDelta, TokenLogprob
-from nerite.llm.request import LlmCall
+from nerite.llm.request import LOG_PROB_OUTPUTS, LlmCall
 from nerite.llm.sampling_parameters import SamplingParameters
 from nerite.llm.streaming import ResponseHeaders, StreamedAnswer
 
-EXTRAS = frozenset(port.name for port in OUTPUTS[1:])
+EXTRAS = frozenset(port.name for port in OUTPUTS[1:]) - LOG_PROB_OUTPUTS
 
 
 class Bench:
@@ -33,11 +33,12 @@ class Bench:
         logprobs: int | None = None,
         prepend: str = "",
         wanted: frozenset[str] = frozenset(),
+        extras: frozenset[str] = EXTRAS,
     ) -> None:
         self.caller = Caller()
         self.request = request(sink=self.caller)
         self.request.header.wanted = wanted
-        call = LlmCall("prompt", SamplingParameters(n=n, logprobs=logprobs), stream, prepend, EXTRAS)
+        call = LlmCall("prompt", SamplingParameters(n=n, logprobs=logprobs), stream, prepend, extras)
         self.answer = StreamedAnswer(self.request, call, ResponseHeaders("m", "1", [port.name for port in OUTPUTS]))
         self.answer.admitted(4)
 
@@ -55,6 +56,15 @@ def outputs(response: InferenceResponse) -> dict[str, Any]:
         spec.name: to_array(spec, data).tolist()
         for spec, data in zip(response.header.outputs, response.data, strict=True)
     }
+
+
+def test_log_probabilities_under_the_names_of_tensorrt_llm() -> None:
+    bench = Bench(logprobs=0, extras=LOG_PROB_OUTPUTS)
+    bench.comes("ab", logprobs=[TokenLogprob(7, -1.0, "a", 1), TokenLogprob(7, -0.5, "b", 1)])
+    bench.comes("c", FinishReason.STOP, logprobs=[TokenLogprob(7, -2.0, "c", 3)])
+    first, last = (outputs(answer[1]) for answer in bench.caller.answers)
+    assert first == {"text_output": [b"ab"], "cum_log_probs": [-1.5], "output_log_probs": [-1.0, -0.5]}
+    assert last == {"text_output": [b"c"], "cum_log_probs": [-3.5], "output_log_probs": [-2.0]}
 
 
 def test_a_stream() -> None:

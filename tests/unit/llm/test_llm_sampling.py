@@ -12,7 +12,7 @@ from nerite.llm.sampling_parameters import SamplingParameters
 
 
 def test_nothing_said_is_vllms_defaults() -> None:
-    assert sampling_parameters.from_json("{}") == SamplingParameters()
+    assert sampling_parameters.from_mapping(sampling_parameters.read_json("{}")) == SamplingParameters()
     assert (SamplingParameters().max_tokens, SamplingParameters().temperature) == (16, 1.0)
 
 
@@ -116,11 +116,4 @@ def test_what_is_lacking_and_asks_for_nothing(said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff"])
 def test_what_is_no_json_object(text: str | bytes) -> None:
     with pytest.raises(NeriteError, match="'sampling_parameters'"):
-        sampling_parameters.from_json(text)
-
-
-def test_parameters_of_a_request_may_be_somebody_elses() -> None:
-    made = sampling_parameters.from_parameters({"max_tokens": 4, "tenant": "a", "traceparent": "00"})
-    assert made == SamplingParameters(max_tokens=4)
-    with pytest.raises(InvalidArgument, match="Did you mean temperature"):
-        sampling_parameters.from_parameters({"temprature": 1})
+        sampling_parameters.read_json(text)

@@ -389,6 +389,7 @@ class InferReader:
             specs,
             [_output(output) for output in message.outputs],
             parameters={**custom, **self._sender.forwarded},
+            forwarded=self._sender.forwarded.keys(),
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
             sticky_fields=self._sender.sticky_fields,

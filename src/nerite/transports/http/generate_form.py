@@ -110,6 +110,7 @@ class GenerateForm:
             version,
             self.specs,
             parameters=parameters,
+            forwarded=self._sender.forwarded.keys(),
             base64_by_default=self._base64,
             caller=self._sender.caller,
             idempotency_key=self._sender.idempotency_key,
