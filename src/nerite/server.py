@@ -308,8 +308,8 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         """Report readiness: with strict readiness, every version that was tried to load must be ready.
 
         As in Triton, a model with an unreadable configuration has no versions and does not count. A repository that was
-        never read successfully does. Versions that are only tried, such as the candidate of a rollout, do not count. No
-        essential background loop may be stalled.
+        never read successfully does. Versions that are only tried, such as the candidate of a rollout, do not count,
+        nor do those that are being unloaded. No essential background loop may be stalled.
         """
         if self._starting or self._draining or self._manager.unread or self.loops.obstacle:
             answered(False)
@@ -320,7 +320,7 @@ class InferenceServer(InferenceEntry[RunningVersion]):
         running: list[RunningVersion] = []
         for record in self._manager.records:
             for version, state in record.states.items() if self._counts(record) else ():
-                if version in record.optional:
+                if version in record.optional or state.state is ModelState.UNLOADING:
                     continue
                 if state.state is not ModelState.READY and not state.reason.startswith(UNLOADED):
                     answered(False)

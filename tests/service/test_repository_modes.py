@@ -192,6 +192,34 @@ def test_instances_come_and_go_while_the_others_stay(repository: Path, tmp_path:
         assert server.text.count("loading: adder:1") == 1
 
 
+FINALIZES = """
+def finalize(self):
+    time.sleep(0.5)
+    with open({file!r}, "a") as file:
+        file.write("gone\\n")
+"""
+
+
+def test_a_load_with_fewer_instances_answers_when_the_others_are_gone(repository: Path, tmp_path: Path) -> None:
+    config, gone = pbtxt().replace("KIND_CPU }", "KIND_CPU count: 3 }"), tmp_path / "gone"
+    python_model(repository, "adder", FINALIZES.format(file=str(gone)) + adds(1), config)
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+        (repository / "adder" / "config.pbtxt").write_text(config.replace("count: 3", "count: 1"))
+        assert server.ask("POST", "/v2/repository/models/adder/load")[0] == 200
+        assert gone.read_text().splitlines() == ["gone"] * 2
+        assert server.infer("adder", [1.0]) == [2.0]
+
+
+def test_a_server_that_unloads_a_model_is_ready(repository: Path, tmp_path: Path) -> None:
+    python_model(repository, "adder", FINALIZES.format(file=str(tmp_path / "gone")) + adds(1))
+    with serving(repository, tmp_path / "log", "--model-control-mode=explicit", "--load-model=adder") as server:
+        assert server.ready()
+        assert server.ask("POST", "/v2/repository/models/adder/unload")[0] == 200
+        while not (tmp_path / "gone").exists():
+            assert server.ready()
+        assert server.ready()
+
+
 def test_an_instance_that_cannot_be_made_changes_nothing(repository: Path, tmp_path: Path) -> None:
     body = """
 def initialize(self, args):

@@ -178,10 +178,10 @@ class BriefExecutionPolicy:
 
 Answered: TypeAlias = Callable[[bool], None]
 
-PROBE_PATIENCE: Final = 0.1
-"""Seconds that a probe waits for a model's own check; after that the last answer counts."""
+PROBE_PATIENCE: Final = 0.5
+"""Seconds that a probe waits for a model's own check, half of what Kubernetes allows. Then the last answer counts."""
 CHECK_PATIENCE: Final = 5.0
-"""Seconds that an idle model has for its own check; after that it is not ready."""
+"""Seconds that an idle model has for its own check. If it takes longer the model is not ready, whatever it answers."""
 
 
 class ReadinessCheck:
@@ -207,12 +207,11 @@ class ReadinessCheck:
         if executing:
             answered(self._ready)
             return
-        now = self._loop.time()
         if self._asked_at is None:
-            self._asked_at = now
+            self._asked_at = self._loop.time()
             self._waiting.append(answered)
             self._ask(self._answer)
-        elif now - self._asked_at > CHECK_PATIENCE:
+        elif self._overdue:
             self._ready = False
             answered(False)
             return
@@ -229,7 +228,12 @@ class ReadinessCheck:
         """Answer all pending checks with False: the worker, and the query in it, are gone."""
         self._answer(False)
 
+    @property
+    def _overdue(self) -> bool:
+        return self._asked_at is not None and self._loop.time() - self._asked_at > CHECK_PATIENCE
+
     def _answer(self, ready: bool) -> None:
+        ready = ready and not self._overdue  # otherwise a slow check would be ready and not ready in turns
         self._ready, self._asked_at = ready, None
         waiting, self._waiting = self._waiting, []
         for answered in waiting:

@@ -40,6 +40,7 @@ from nerite.workers.host.instance import RemoteInstance
 from nerite.workers.ipc.shared_memory import TRIM_EVERY, TRIM_STEP, Arena, Segment
 
 _serial_numbers = itertools.count(1)
+_LEAVE_SECONDS: Final = 10.0
 
 
 class RunningVersion:
@@ -391,6 +392,7 @@ class RunningVersion:
     async def resize(self, config: ModelConfig, config_json: dict[str, Any], plans: Sequence[InstancePlan]) -> None:
         """Change the set of instances: create new ones, keep those still planned, and drain and close the others.
 
+        Return when these are closed, or after ``_LEAVE_SECONDS`` if their requests or ``finalize`` take longer.
         ``config`` may differ from the current one in its instance groups only. Raises ``NeriteError`` if an instance
         cannot be created; nothing has changed then.
         """
@@ -419,13 +421,18 @@ class RunningVersion:
                 instance.on_usable = _ignored
             else:
                 dispatcher.add(instance)
+        closed: list[asyncio.Future[None]] = []
         for plan in self._instances.keys() - set(plans):
             leaving = self._instances.pop(plan)
+            closed.append(self._loop.create_future())
+            close = partial(self._close_one, then=closed[-1].set_result)
             if plan.passive:
-                self._close_one(leaving)
+                close(leaving)
             else:
-                dispatcher.remove(leaving, self._close_one)
+                dispatcher.remove(leaving, close)
         self.config, self.config_json = config, config_json
+        if closed:
+            await asyncio.wait(closed, timeout=_LEAVE_SECONDS)
 
     def watch(self, on_usable: Callable[[RunningVersion], None], on_lost: Callable[[InferenceRequest], object]) -> None:
         """Report when an instance goes down or comes up, and each request just before it fails for want of an instance.
@@ -476,9 +483,10 @@ class RunningVersion:
         for instance in self.instances:
             self._close_one(instance)
 
-    def _close_one(self, instance: ModelInstance) -> None:
+    def _close_one(self, instance: ModelInstance, then: Callable[[None], object] = lambda _: None) -> None:
         def closed() -> None:
             self._unclosed.discard(instance)
+            then(None)
             if instance.report is not None:
                 self._reported(instance, None)
             if self._meter is not None:

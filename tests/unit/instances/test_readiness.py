@@ -69,7 +69,22 @@ def test_a_check_that_hangs_is_no_readiness() -> None:
     assert model.probe() == [False]
     assert model.probe(executing=True) == [False]
     model.asked[1](True)
-    assert model.probe(executing=True) == [True]
+    assert model.probe(executing=True) == [False], "it came too late"
+    probe = model.probe()
+    model.asked[2](True)
+    assert (probe, model.probe(executing=True)) == ([True], [True])
+
+
+def test_a_check_that_always_takes_too_long_never_flips() -> None:
+    model = Model()
+    model.check.refresh()
+    answers = []
+    for second in range(40):
+        answers.append(model.probe())
+        model.loop.advance(SECOND)
+        if second % 8 == 7:
+            model.asked[-1](True)
+    assert {ready for answer in answers for ready in answer} == {False}
 
 
 def test_who_waits_when_the_worker_dies_hears_no() -> None:
