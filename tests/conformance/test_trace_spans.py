@@ -1,7 +1,6 @@
 """Spans for collectors: the same requests to Triton and to Nerite lead to the same spans, but for what Nerite adds.
 
-Not compared: times and ids, the kinds of inner spans, and the span of the wait, which Triton does not have. It also has
-no ``tracestate`` over gRPC.
+Not compared: times and ids, and the kinds of inner spans. Triton has no ``tracestate`` over gRPC.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def triton() -> None:
 
 def said(collector: Collector, span: Span) -> tuple[Any, ...]:
     """What is compared of a span, and of those under it."""
-    under = [said(collector, child) for child in collector.children(span) if child.name != "queue"]
+    under = [said(collector, child) for child in collector.children(span)]
     own = {name: value for name, value in span.attributes.items() if name.startswith("triton.")}
     return span.name, sorted(own.items()), sorted(Counter(span.moments).items()), span.state, sorted(under)
 

@@ -145,10 +145,10 @@ def ask(server: Serving, model: str, **more: str) -> int:
 def test_under_the_clients_span_over_http(server: Serving, collector: Collector) -> None:
     carrier, trace, span = headers()
     assert ask(server, "one", **carrier) == 200
-    collector.wait(4)
+    collector.wait(3)
     (root,) = collector.named("InferRequest")
     assert (root.trace, root.parent) == (trace, span)
-    assert collector.tree(root) == ("InferRequest", [("one", [("queue", []), ("compute", [])])])
+    assert collector.tree(root) == ("InferRequest", [("one", [("compute", [])])])
     assert root.resource["service.name"] == "triton-inference-server"
     assert root.resource["deployment.environment"] == "test"
 
@@ -166,7 +166,7 @@ def test_a_histogram_names_the_trace(server: Serving, collector: Collector) -> N
 
     eventually(lambda: trace in named())
     assert b"trace_id" not in server.ask("GET", "/metrics", service="Metrics")[2]
-    collector.wait(4)  # or the next test would find them
+    collector.wait(3)  # or the next test would find them
 
 
 def test_under_the_clients_span_over_grpc(server: Serving, collector: Collector) -> None:
@@ -175,7 +175,7 @@ def test_under_the_clients_span_over_grpc(server: Serving, collector: Collector)
     tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
     client.infer("one", [tensor], headers=carrier)
-    collector.wait(4)
+    collector.wait(3)
     (root,) = collector.named("InferRequest")
     assert (root.trace, root.parent) == (trace, span)
     assert root.moments[0] == "GRPC_WAITREAD_START"
@@ -191,7 +191,7 @@ def test_under_the_clients_span_on_a_stream(server: Serving, collector: Collecto
     for _ in range(2):
         client.async_stream_infer("one", [tensor])
     client.stop_stream()
-    collector.wait(8)
+    collector.wait(6)
     assert {(root.trace, root.parent) for root in collector.named("InferRequest")} == {(trace, span)}
     client.close()
 
@@ -199,7 +199,7 @@ def test_under_the_clients_span_on_a_stream(server: Serving, collector: Collecto
 def test_under_the_clients_span_when_it_generates(server: Serving, collector: Collector) -> None:
     carrier, trace, span = headers()
     server.ask("POST", "/v2/models/one/generate", {"INPUT0": 1.0}, **carrier)
-    collector.wait(4)
+    collector.wait(3)
     (root,) = collector.named("InferRequest")
     assert (root.trace, root.parent) == (trace, span)
 
@@ -208,7 +208,7 @@ def test_a_completion(server: Serving, collector: Collector) -> None:
     carrier, trace, span = headers()
     asked = {"model": "words", "prompt": "a b", "stream": True}
     assert server.ask("POST", "/v1/completions", asked, **carrier)[0] == 200
-    collector.wait(4)
+    collector.wait(3)
     (root,) = collector.named("InferRequest")
     (compute,) = collector.named("compute")
     assert (root.trace, root.parent) == (trace, span)
@@ -236,32 +236,32 @@ def test_many_on_one_connection_each_with_its_own(server: Serving, collector: Co
         connection.request("POST", "/v2/models/one/infer", body, {**binary, **carrier})
         assert connection.getresponse().read()
     connection.close()
-    collector.wait(16)
+    collector.wait(12)
     assert {(root.trace, root.parent) for root in collector.named("InferRequest")} == expected
-    assert len(collector.spans) == 16
+    assert len(collector.spans) == 12
 
 
 def test_steps_of_an_ensemble(server: Serving, collector: Collector) -> None:
     carrier, trace, _ = headers()
     ask(server, "pipe", **carrier)
-    collector.wait(8)
+    collector.wait(6)
     (root,) = collector.named("InferRequest")
-    ran = [("queue", []), ("compute", [])]
+    ran = [("compute", [])]
     assert collector.tree(root) == ("InferRequest", [("pipe", [("one", ran), ("two", ran)])])
     assert {span.trace for span in collector.spans} == {trace}
 
 
 def test_a_call_is_under_the_execution_that_makes_it(server: Serving, collector: Collector) -> None:
     ask(server, "caller", **headers()[0])
-    collector.wait(7)
+    collector.wait(5)
     (root,) = collector.named("InferRequest")
-    inner = ("one", [("queue", []), ("compute", [])])
-    assert collector.tree(root) == ("InferRequest", [("caller", [("queue", []), ("compute", [inner])])])
+    inner = ("one", [("compute", [])])
+    assert collector.tree(root) == ("InferRequest", [("caller", [("compute", [inner])])])
 
 
 def test_an_error(server: Serving, collector: Collector) -> None:
     assert ask(server, "bad", **headers()[0]) == 500
-    collector.wait(4)
+    collector.wait(3)
     failed = {span.name for span in collector.spans if span.status[0] == 2 and "my fault" in span.status[1]}
     assert failed == {"InferRequest", "bad", "compute"}
 
@@ -270,7 +270,7 @@ def test_an_error(server: Serving, collector: Collector) -> None:
 def test_who_is_not_sampled_is_not_traced(server: Serving, collector: Collector, told: str) -> None:
     ask(server, "one", **({"traceparent": told} if told else {}))
     ask(server, "two", **headers()[0])
-    collector.wait(4)
+    collector.wait(3)
     assert collector.named("one") == []
 
 
@@ -284,7 +284,7 @@ def told(server: Serving, model: str, **more: str) -> str:
 def test_what_a_model_is_told(server: Serving, collector: Collector) -> None:
     carrier, trace, _ = headers()
     context = json.loads(told(server, "tells", **carrier, tracestate="x=y"))
-    collector.wait(4)
+    collector.wait(3)
     (compute,) = collector.named("compute")
     assert context == {"traceparent": f"00-{trace}-{compute.id}-01", "tracestate": "x=y"}
     assert told(server, "tells") == "none"
@@ -294,7 +294,7 @@ def test_what_a_model_is_told(server: Serving, collector: Collector) -> None:
 def test_what_a_model_notes_itself_is_under_its_execution(server: Serving, collector: Collector, model: str) -> None:
     carrier, trace, _ = headers()
     parent = told(server, model, **carrier)
-    collector.wait(4)
+    collector.wait(3)
     (compute,) = collector.named("compute")
     assert parent == f"{trace} {compute.id}"
     assert told(server, model) == "none"
@@ -319,7 +319,7 @@ def test_requests_of_one_batch(tmp_path: Path) -> None:
                 ask_for(1.0, carrier)
                 eventually(lambda number=number: server.metrics()[PENDING] == number)  # type: ignore[misc]
             let_go(model)
-            collector.wait(8)
+            collector.wait(6)
             client.close()
         first, second = sorted(collector.named("compute"), key=lambda span: len(span.links))
     assert first.attributes == second.attributes == {"nerite.batch.requests": 3}

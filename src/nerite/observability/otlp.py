@@ -31,7 +31,7 @@ from nerite.observability.log import log
 from nerite.observability.trace import COMPUTED, RECEIVED, SENT, USUAL_SPANS, OtelTrace
 from nerite.wire.fields import nested_field, number_field, varint
 
-# Spans: Triton's names, attributes and events, and a span for the time in the queue.
+# Spans: Triton's names, attributes and events.
 
 SERVER: Final = 2
 INTERNAL: Final = 1
@@ -80,7 +80,6 @@ def _header(name: str, kind: int, values: Mapping[str, Any]) -> bytes:
 
 
 _REQUEST: Final = _header("InferRequest", SERVER, {})
-_QUEUE: Final = _header("queue", INTERNAL, {})
 
 
 def span(
@@ -119,11 +118,8 @@ class SpanEncoder:
             status += nested_field(15, nested_field(2, text) + number_field(3, _ERROR))
         spans = [] if trace.parent else [_request_span(trace, epoch, status)]
         spans.append(self._model_span(trace, epoch, status))
-        trace_id, model_span = trace.trace_id, trace.model_span
-        for number, (queued_ns, timings) in enumerate(trace.executions):
+        for number, (_, timings) in enumerate(trace.executions):
             if timings is not None:
-                start, end = epoch + queued_ns, epoch + max(queued_ns, timings.started_ns)
-                spans.append(span(_QUEUE, trace_id, trace.queue_span(number), model_span, start, end, (state,)))
                 spans.append(self._compute_span(trace, epoch, number, timings, status if timings.failed else state))
         return b"".join(spans)
 

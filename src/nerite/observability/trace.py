@@ -301,6 +301,9 @@ class Trace(ForwardingSink):
                 self.attributes = {**(self.attributes or {}), "nerite.route": route, "nerite.arm": arm}
             if self._between:
                 self.ended_ns = now
+            elif request.queued_ns and not (self._ran or self._runs):  # it left the queue without being executed
+                self._note_execution(request, None)
+                self.ended_ns = now
             if not self._runs:
                 self._complete(self)
 
@@ -357,8 +360,8 @@ class Trace(ForwardingSink):
 
 
 _SPANS: Final = 2
-"""Spans of request and model; two for each execution follow, ``queue`` and ``compute``."""
-USUAL_SPANS: Final = _SPANS + 2
+"""Spans of request and model; one for each execution follows."""
+USUAL_SPANS: Final = _SPANS + 1
 """Spans of a request that is executed once."""
 _COUNTED_BITS: Final = 20
 """Low bits of a span id that number the spans of a request; the other bits are random."""
@@ -400,15 +403,11 @@ class OtelTrace(Trace):
         """Id of the span of the model."""
         return self.span_id + 1
 
-    def queue_span(self, execution: int) -> int:
-        """Return the id of the ``queue`` span of an execution, counted from 0."""
-        return self.span_id + _SPANS + 2 * execution
-
     def compute_span(self, execution: int) -> int:
         """Return the id of the ``compute`` span of an execution, counted from 0."""
-        return self.span_id + _SPANS + 2 * execution + 1
+        return self.span_id + _SPANS + execution
 
     @property
     def spans(self) -> int:
         """Number of spans."""
-        return _SPANS + 2 * len(self.executions)
+        return _SPANS + len(self.executions)

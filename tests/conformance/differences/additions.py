@@ -245,6 +245,11 @@ DIFFERENCES = (
         "continues with what the last request left, whichever client sent it.",
     ),
     Difference(
+        "One answer of a language model",
+        "Language models are decoupled, but a request that does not set `stream` gets one response. So `infer` and "
+        "`ModelInfer` take such requests; Triton refuses them for any decoupled model.",
+    ),
+    Difference(
         "Half precision in JSON",
         "With `--http-json-half-precision=true` FP16 and BF16 are numbers in JSON, like other types. Without it "
         "Nerite refuses them, as Triton does.",
@@ -259,10 +264,9 @@ DIFFERENCES = (
         "They are valid JSON at any time. Triton's are complete only after shutdown.",
     ),
     Difference(
-        "Spans of the queue, and parents of calls",
-        "Each execution has a span `queue` before its `compute`, which has the number of requests that were executed "
-        "together. A model's calls to others, and its own spans, are children of its `compute`; Triton's are "
-        "siblings. Spans are sent as protobuf, compressed if `OTEL_EXPORTER_OTLP_COMPRESSION` is set; failed requests"
-        " have spans with an error status.",
+        "Attributes of spans, and parents of calls",
+        "The span `compute` has the number of requests that were executed together. A model's calls to others, and its "
+        "own spans, are children of its `compute`; Triton's are siblings. Spans are sent as protobuf, compressed if "
+        "`OTEL_EXPORTER_OTLP_COMPRESSION` is set; failed requests have spans with an error status.",
     ),
 )

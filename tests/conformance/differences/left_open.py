@@ -89,6 +89,16 @@ DIFFERENCES = (
         "They count all instances of a model together, without the label `gpu_uuid`; Triton counts for each GPU.",
     ),
     Difference(
+        "Readiness of the server while a model is unloaded",
+        "Triton is not ready until `finalize` of the model has run, although the request to unload it was answered. In "
+        "Nerite versions that are being unloaded do not count.",
+    ),
+    Difference(
+        "Readiness checks of models",
+        "A probe waits half a second for `is_ready`; then, and while the instance executes, the last answer counts. A "
+        "check of more than five seconds stands for not ready. See [Python models](python-models.md#coroutines).",
+    ),
+    Difference(
         "Sums of histograms",
         "`nv_inference_first_response_histogram_ms_sum` has fractions; Triton adds up whole milliseconds.",
     ),

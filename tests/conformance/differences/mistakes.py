@@ -811,6 +811,12 @@ DIFFERENCES = (
         },
     ),
     Difference(
+        "Rows that are wider than the forest of a model",
+        "Triton's FIL backend does not compare `dims` with the number of features: of `dims: [204]` and a forest of 10 "
+        "features it reads rows of 10 out of rows of 204, so that all answers but the first are wrong. Nerite refuses "
+        "to load the model: `has dims [204], but it has 10 features`.",
+    ),
+    Difference(
         "A worker that dies in the middle of a sequence",
         "Triton starts another and continues the sequence, of which the new process knows nothing. Nerite refuses "
         "further requests of lost sequences until they start again, and gives the reason.",

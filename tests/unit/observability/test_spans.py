@@ -53,18 +53,16 @@ def test_a_request_that_ran() -> None:
     trace.ran(asked, ran())
     trace.respond(asked, OK, True)
     spans = told(trace, 10**18)
-    assert [span.name for span in spans] == ["InferRequest", "model", "queue", "compute"]
+    assert [span.name for span in spans] == ["InferRequest", "model", "compute"]
     assert {span.trace for span in spans} == {f"{2**127 + 5:032x}"}
     assert [span.parent for span in spans] == [
         f"{9:016x}",
         spans[0].id,
         spans[1].id,
-        spans[1].id,
     ]
-    assert len({span.id for span in spans}) == 4
+    assert len({span.id for span in spans}) == 3
     assert [span.kind for span in spans] == [
         otlp.SERVER,
-        otlp.INTERNAL,
         otlp.INTERNAL,
         otlp.INTERNAL,
     ]
@@ -85,7 +83,7 @@ def test_a_request_that_ran() -> None:
         "HTTP_SEND_END",
     ]
     assert spans[1].moments == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
-    assert spans[3].moments == ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+    assert spans[2].moments == ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
     for span in spans:
         assert 10**18 < span.start <= span.end
         assert [at for _, at in span.events] == sorted(at for _, at in span.events)
@@ -109,7 +107,7 @@ def test_a_step_is_under_the_model_that_asked() -> None:
     trace.ran(asked, ran())
     trace.respond(asked, OK, True)
     spans = told(trace)
-    assert [span.name for span in spans] == ["model", "queue", "compute"]
+    assert [span.name for span in spans] == ["model", "compute"]
     assert spans[0].parent == f"{9:016x}"
     assert spans[0].attributes["triton.trace_parent_id"] == 3
 
@@ -169,7 +167,7 @@ def test_any_number_and_id(number: int, name: str, requests: int) -> None:
     spans = told(trace)
     assert spans[1].attributes["triton.trace_id"] == number
     assert spans[1].attributes.get("triton.request_id", "") == name.encode(errors="replace").decode()
-    assert spans[3].attributes == {"nerite.batch.requests": requests}
+    assert spans[2].attributes == {"nerite.batch.requests": requests}
 
 
 def test_one_encoder_keeps_models_and_batches_apart() -> None:

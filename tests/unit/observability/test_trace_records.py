@@ -8,6 +8,7 @@ import time
 import pytest
 
 from doubles import Caller, request
+from nerite.core.errors import Cancelled
 from nerite.core.execution_observer import ExecutionTimes
 from nerite.core.response import InferenceResponse, ResponseHeader
 from nerite.observability import tracing
@@ -51,6 +52,18 @@ def test_usual_traces_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced(HttpCaller(), 1, "")
     monkeypatch.delattr(tracing, "trace_events")
     assert trace_json(trace)
+
+
+def test_a_request_that_is_given_up_while_it_waits() -> None:
+    asked = request(sink=HttpCaller(), arrived_ns=time.monotonic_ns())
+    complete: list[Trace] = []
+    trace = Trace(asked, 3, 1, SAMPLER, complete.append)
+    asked.queued_ns = time.monotonic_ns()
+    trace.respond(asked, InferenceResponse.failed(Cancelled("cancelled")), True)
+    assert complete == [trace]
+    names = [record["timestamps"][0]["name"] for record in json.loads(b"[%b]" % trace_json(trace))[1:]]
+    assert names[2:5] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert "COMPUTE_START" not in names
 
 
 def test_times_that_are_not_in_the_usual_order() -> None:

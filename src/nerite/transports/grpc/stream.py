@@ -586,6 +586,7 @@ class StreamInference:
         access_log.log_refusal(request.id, error)
         message = ModelStreamInferResponse(error_message=error.message)
         message.infer_response.model_name = request.header.model_name
+        message.infer_response.model_version = request.header.model_version  # as it was asked for
         message.infer_response.id = request.id
         message.infer_response.parameters["triton_final_response"].bool_param = final
         return self._framed(message)
