@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import orjson
 
-from nerite.core.client_text import target_error
+from nerite.core.client_text import MAX_DEPTH, nested_deeper, target_error
 from nerite.core.errors import InvalidArgument, NeriteError
 from nerite.core.text import name_error, quoted_text, text_error
 
@@ -18,8 +18,6 @@ _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/[0-9]+)?/infer")
 MAX_ITEMS: Final = 50_000
 MAX_LINE: Final = 32 << 20
 """Bytes of a line."""
-MAX_DEPTH: Final = 100
-"""Levels of lists and objects in a body, as in requests of clients (``nerite.transports.http.json_text``)."""
 MAX_VALUES: Final = 4_000_000
 _LIST_COST: Final = 16
 """Numbers or strings in a line, and how many of them a list or object counts as: while a line is parsed, no other
@@ -170,7 +168,7 @@ def _read(raw: bytes, line: int) -> _Request | ItemMistake:
         return ItemMistake("invalid_url", message, line, "url")
     if not isinstance(body, dict):
         return ItemMistake("invalid_request", "'body' must be an object.", line, "body")
-    if lists > MAX_DEPTH and _is_too_deep(body):
+    if nested_deeper(raw, MAX_DEPTH + 1):  # the line is an object, too
         return ItemMistake("invalid_request", f"'body' is nested deeper than {MAX_DEPTH} levels.", line, "body")
     if body.get("stream"):
         return ItemMistake("invalid_request", "The answers of a batch are not streamed.", line, "body.stream")
@@ -185,20 +183,6 @@ def _with_model(custom_id: str, url: str, body: Mapping[str, Any], line: int) ->
             "missing_required_parameter", "'body.model' must be the name of a model.", line, "body.model"
         )
     return _Request(custom_id, url, model, body)
-
-
-def _is_too_deep(document: Any) -> bool:
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return False
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
-        ]
-    return bool(level)
 
 
 def body_of_line(raw: bytes, item: ItemLine) -> bytes:

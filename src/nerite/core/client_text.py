@@ -1,8 +1,8 @@
 """Validates text from clients at the protocol boundary: names, ids, keys, parameters, header values, file names.
 
 ``checked_name`` validates a name, an id or a key, and ``checked`` any other text against a limit; ``check_document``
-validates all texts of a JSON document that was decoded leniently; ``target_error`` validates a path that somebody else
-will interpret.
+validates all texts of a JSON document that was decoded leniently, and ``nested_deeper`` its depth; ``target_error``
+validates a path that somebody else will interpret.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import re
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME, name_error, quoted_text, text_error
 
+MAX_DEPTH: Final = 100
+"""Levels of lists and objects in JSON of clients, which is less than those that write it again can write."""
 _MAX_MEMBERS: Final = 20_000
 """Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
@@ -87,6 +91,23 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
             where = (f".{quoted_text(key)}" if isinstance(key, str) else f"[{key}]") + where
     what = "member '" + where.removeprefix(".") + "'" if where else "the JSON"
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
+
+
+_MARKS: Final = b'[]{}"'
+_OTHERS: Final = bytes(set(range(256)) - set(_MARKS))
+_STEPS: Final = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+
+
+def nested_deeper(text: bytes, limit: int = MAX_DEPTH) -> bool:
+    """Return whether valid JSON has more levels of lists and objects. Takes about a millisecond a megabyte."""
+    if text.count(b"[") + text.count(b"{") <= limit:
+        return False
+    bare = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
+    marks = np.frombuffer(bare, np.uint8)
+    outside = ~np.cumsum(marks == ord('"'), dtype=np.uint8) & np.uint8(1)  # overflow does not change the parity
+    depths = np.cumsum(_STEPS[marks] * outside.view(np.int8), dtype=np.int32)
+    return bool((depths > limit).any())
 
 
 # Paths of requests that are passed on. Whoever decodes or normalizes a path without mistake reads the same path.

@@ -27,19 +27,33 @@ def _kind(each: object) -> str:
 
 def _tell(folder: Path) -> None:
     asked, told = folder / "asked", folder / "told"
+    kinds: Counter[str] = Counter()
     while True:
         time.sleep(0.05)
+        kinds.update(_freed())  # or the memory of the server would grow by what it leaves behind
         if "nerite.server_process" not in sys.modules or not asked.exists():
             continue
         first = not gc.get_debug()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = Counter({} if first else map(_kind, gc.garbage))
-        gc.garbage.clear()
+        kinds.update(_freed())
         with contextlib.suppress(OSError):  # the run is over
             asked.unlink()
-            (folder / "new").write_text(json.dumps(kinds))
+            (folder / "new").write_text(json.dumps({} if first else kinds))
             (folder / "new").rename(told)
+        kinds.clear()
+
+
+def _freed() -> list[str]:
+    """Return the kinds of what was collected, and free it, which the collector does not do while it saves all."""
+    if not gc.garbage:
+        return []
+    kinds = [*map(_kind, gc.garbage)]
+    gc.garbage.clear()
+    gc.set_debug(0)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    return kinds
 
 
 if "FUZZ_COLLECTOR" in os.environ:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nerite.core.client_text import check_document, checked, checked_name, target_error
+from nerite.core.client_text import (
+    MAX_DEPTH,
+    check_document,
+    checked,
+    checked_name,
+    nested_deeper,
+    target_error,
+)
 from nerite.core.errors import InvalidArgument
 
 BAD = b"a\xff".decode(errors="surrogateescape")
@@ -123,3 +132,41 @@ def test_a_path_that_everybody_reads_alike(path: str) -> None:
 )  # fmt: skip
 def test_a_path_that_servers_may_read_otherwise(path: str) -> None:
     assert target_error(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "deeper"),
+    [
+        (b"[" * 100 + b"]" * 100, False),
+        (b"[" * 101 + b"]" * 101, True),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, True),
+        (b"[" + b"[]," * 5000 + b"0]", False),
+        (b'["' + b"[" * 500 + b'"]', False),
+        (b'["' + b"]" * 500 + b'",' + b"[" * 100 + b"]" * 101, True),
+        (b'["\\"' + b"[" * 500 + b'"]', False),
+        (b'["\\\\",' + b"[" * 100 + b"]" * 101, True),
+        (b'["a\\\\\\"' + b"[" * 500 + b'"]', False),
+    ],
+)
+def test_how_deep_a_document_is(text: bytes, deeper: bool) -> None:
+    json.loads(text)
+    assert nested_deeper(text) is deeper
+
+
+@given(
+    st.recursive(
+        st.text() | st.integers(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    )
+)
+def test_any_document_has_a_depth(document: Any) -> None:
+    def depth(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+    text = json.dumps(document).encode()
+    assert [nested_deeper(text, limit) for limit in range(12)] == [depth(document) > limit for limit in range(12)]
+
+
+def test_nothing_that_is_deeper_can_be_written_again() -> None:
+    orjson.dumps(json.loads(b"[" * 2 * MAX_DEPTH + b"]" * 2 * MAX_DEPTH))

@@ -6,7 +6,8 @@ import math
 import re
 from typing import Final
 
-from nerite.transports.http.json_text import MAX_DEPTH, JsonError, TooDeep
+from nerite.core.client_text import MAX_DEPTH
+from nerite.transports.http.json_text import JsonError, TooDeep
 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")

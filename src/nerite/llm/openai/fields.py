@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from nerite.config.mistake import nearest
+from nerite.core.client_text import MAX_DEPTH, nested_deeper
 from nerite.core.tensor import Buffer
 from nerite.core.text import name_error, quoted_text, text_error
 from nerite.llm.openai.errors import ApiError
@@ -118,11 +119,14 @@ class Fields:
 
     @classmethod
     def of_body(cls, body: Buffer) -> Fields:
-        """Return the fields of a body. Raises ``ApiError`` if it is not a JSON object."""
+        """Return the fields of a body. Raises ``ApiError`` if it is not a JSON object, or nested too deeply."""
         try:
-            return cls(orjson.loads(body))
+            value = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise ApiError(f"The body could not be parsed as JSON: {error}", None, "invalid_json") from None
+        if nested_deeper(bytes(body)):
+            raise ApiError(f"The body is nested deeper than {MAX_DEPTH} levels.", None, "invalid_json")
+        return cls(value)
 
     @classmethod
     def of_small_body(cls, body: Buffer) -> Fields:

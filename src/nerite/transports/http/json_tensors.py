@@ -16,10 +16,11 @@ import orjson
 from numpy.typing import NDArray
 
 from nerite.core import tensor as dtypes
+from nerite.core.client_text import MAX_DEPTH
 from nerite.core.errors import Internal, InvalidArgument, NeriteError
 from nerite.core.signature import SignatureInput, shape_text
 from nerite.core.tensor import Array, Buffer, DataType, TensorSpec, WrongElementCount, join_bytes, split_bytes
-from nerite.transports.http.json_text import MAX_DEPTH, TooDeep
+from nerite.transports.http.json_text import TooDeep
 
 # BYTES tensors in JSON: an element is a string, or ``{"b64": "…"}`` for arbitrary bytes.
 

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nerite.core.client_text import check_document
+from nerite.core.client_text import MAX_DEPTH, check_document
 from nerite.core.errors import Internal, InvalidArgument
 
 # Slow path: runs only after a fast parser has rejected the text, perhaps because of NaN or Infinity, which are numbers
@@ -25,7 +25,6 @@ from nerite.core.errors import Internal, InvalidArgument
 
 _Letters = NDArray[np.uint8]
 
-MAX_DEPTH: Final = 100
 _BLOCK: Final = 1 << 20
 """Number of bytes whose depths are computed at once."""
 _INFINITY: Final = np.frombuffer(b"Infinity", np.uint8)
