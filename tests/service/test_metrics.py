@@ -197,6 +197,28 @@ def test_metrics_that_models_count_themselves(tmp_path: Path) -> None:
         eventually(lambda: server.metrics().get(rows) == 1)
 
 
+READS = """
+def execute(self, requests):
+    import urllib.request
+
+    (request,) = requests
+    family = pb_utils.MetricFamily("made_here", "d", pb_utils.MetricFamily.COUNTER)
+    port = int(pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().flat[0])
+    metric, found = family.Metric(labels={"a": "b"}), []
+    for _ in range(3):
+        metric.increment(2)
+        page = urllib.request.urlopen(f"http://localhost:{port}/metrics").read().decode()
+        found += [float(line.split()[-1]) for line in page.splitlines() if line.startswith("made_here{")]
+    return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([found], np.float32))])]
+"""
+
+
+def test_metrics_made_in_execute_are_on_the_page_during_execute(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "reads", READS, pbtxt(1, ""))
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert server.infer("reads", [float(server.ports["Metrics"])]) == [2, 4, 6]
+
+
 def test_summaries_and_the_histogram_of_first_responses(tmp_path: Path) -> None:
     models = tmp_path / "models"
     python_model(models, "identity", IDENTITY, pbtxt(batch=8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from nerite.observability.exposition import Labels, Metric, MetricTable, Page, Value, labels
@@ -15,6 +15,10 @@ Reading: TypeAlias = Sequence[Any]
 """Reading of a metric family: a ``triton_python_backend_utils.metrics.Reading``, possibly decoded from JSON."""
 _GAUGE, _HISTOGRAM = 1, 2
 _KINDS: Final[tuple[Literal["counter", "gauge", "histogram"], ...]] = ("counter", "gauge", "histogram")
+REPORT_SECONDS: Final = 0.1
+"""Within this time of its last report a process begins another, if something has changed."""
+_FIRST_SECONDS: Final = 0.02
+"""Time that a report takes to arrive."""
 _TIMEOUT: Final = 0.5
 """Seconds that a page waits for announced reports; after that it uses the latest ones."""
 
@@ -63,8 +67,14 @@ def store() -> Any:
     return getattr(sys.modules.get("triton_python_backend_utils.metrics"), "STORE", None)
 
 
-async def complete(processes: Iterable[ReportedMetrics]) -> None:
-    """Wait until several processes have sent the reports that are due, for at most ``_TIMEOUT``."""
+async def complete(processes: Mapping[ReportedMetrics, bool]) -> None:
+    """Wait until several processes have sent the reports that are due, for at most ``_TIMEOUT``.
+
+    Of those that are busy, which is what the values say, wait for what they have counted in an execution that may be
+    reading the page itself.
+    """
+    if busy := [each for each, is_busy in processes.items() if is_busy]:
+        await asyncio.sleep(_FIRST_SECONDS + (REPORT_SECONDS if any(each.readings for each in busy) else 0.0))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_TIMEOUT):
             for each in processes:

@@ -9,7 +9,7 @@ from nerite.core.engine_report import EngineReport
 from nerite.core.errors import InvalidArgument, NeriteError, NotLoaded
 from nerite.models.running_version import RunningVersion
 from nerite.observability import custom_metrics
-from nerite.observability.custom_metrics import Reading
+from nerite.observability.custom_metrics import Reading, ReportedMetrics
 from nerite.observability.model_metrics import MeteredVersion
 from nerite.observability.statistics import memory_json, statistics_json
 from nerite.repository.catalogue import ModelRecord, version_number
@@ -141,10 +141,13 @@ class Descriptions:
     async def custom_metrics(self) -> list[Reading]:
         """Return the metrics that models define themselves, one reading per process, which instances may share.
 
-        They include the counts of every response that has been returned.
+        They include the counts of every response that has been returned, and what executions have counted so far.
         """
-        instances = [instance for running in self.running() for instance in running.instances]
-        processes = {instance.metrics for instance in instances if instance.metrics is not None}
+        processes: dict[ReportedMetrics, bool] = {}
+        for running in self.running():
+            for instance in running.instances:
+                if instance.metrics is not None:
+                    processes[instance.metrics] = instance.busy or processes.get(instance.metrics, False)
         await custom_metrics.complete(processes)
         return custom_metrics.of_this_process() + [reading for each in processes for reading in each.readings]
 

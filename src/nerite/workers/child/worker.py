@@ -80,10 +80,8 @@ def _place(request: InferenceRequest) -> tuple[int, int] | None:
 
 OFTEN: Final = 0.02
 """Minimum number of seconds between two reports."""
-SELDOM: Final = 0.1
-"""Minimum number of seconds between two reports that are slow to collect."""
 _PART: Final = 0.02
-"""Fraction of its time that a worker spends on reports, until ``SELDOM`` limits the pause."""
+"""Fraction of its time that a worker spends on reports, until ``REPORT_SECONDS`` limits the pause."""
 
 
 class MetricsReporter:
@@ -133,7 +131,7 @@ class MetricsReporter:
                 began = time.monotonic()
                 changes = self._outbox.changes  # before collecting: the report may have more
                 self._outbox.send(messages.json_frame(messages.METRICS, [changes, self._store.collect()]))
-                time.sleep(min(max((time.monotonic() - began) / _PART, OFTEN), SELDOM))
+                time.sleep(min(max((time.monotonic() - began) / _PART, OFTEN), custom_metrics.REPORT_SECONDS))
 
 
 _MODELS_LOGGER: Final = "triton_python_backend_utils"
