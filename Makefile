@@ -16,7 +16,7 @@ ENGINE_LOCK := $(BIN)/uv pip compile --quiet --universal --no-header --no-annota
 # Programs and tests keep what Python compiles, where that is switched off too: collecting tests takes half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts gpu-kit gpu-exam soak soak-platform fuzz exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools audit lock clean
+.PHONY: help setup serve serve-llm train-llm check quick test test-fronts bench bench-backends bench-llm bench-llm-overload bench-fronts gpu-kit gpu-exam soak soak-platform fuzz mutations exam-assistant exam-clients exam-image exam-hosts exam-kubernetes exam-ray kubernetes-tools audit lock clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -124,6 +124,9 @@ exam-clients: $(VENV)/dev $(VENV)/clients/ready tests/clients/javascript/node_mo
 	$(BIN)/pytest tests/conformance/test_aiperf.py
 
 # INPUTS=, MINUTES=, SURFACES=json,batches, SEED=, PROFILE=all (plain, guarded, half, cycles, routed, shared, picker), TLS=1
+mutations: $(VENV)/dev  ## does the test of each entry of docs/contract.md fail without its effect? (an hour; ONLY= chooses)
+	PYTHONPATH=tests $(BIN)/python -m ledger.mutate $(if $(ONLY),--only='$(ONLY)') $(if $(JOBS),--jobs=$(JOBS))
+
 fuzz: $(VENV)/dev  ## inputs that are wrong in every way, for 5 minutes (or MINUTES=, INPUTS=); findings are in fuzz-findings/
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs=$(INPUTS)) $(if $(MINUTES),--minutes=$(MINUTES)) \
 		$(if $(SURFACES),--surfaces=$(SURFACES)) $(if $(SEED),--seed=$(SEED)) $(if $(PROFILE),--profile=$(PROFILE)) \

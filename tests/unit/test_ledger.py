@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from conformance.topics import topics
 from ledger import config_fields, endpoints, flags, metrics, page
 from ledger import pb_utils as models
+from ledger.mutations import mutation
 from nerite.backends.registry import ENTRIES
 from nerite.cli.flags import FLAGS
 from nerite.config import validate
@@ -48,6 +49,17 @@ def test_each_test_exists(section: page.Section) -> None:
             missing.append((name, test))
     assert missing == []
     assert section.works.keys().isdisjoint(section.no_effect)
+
+
+@pytest.mark.parametrize("section", page.sections(), ids=lambda section: section.title)
+def test_each_effect_can_be_taken_away(section: page.Section) -> None:
+    """Whether the tests see it is tried by ``make mutations``."""
+    for name in section.works:
+        for edit in mutation(section.title, name):
+            text = (TESTS.parent / "src" / edit.file).read_text()
+            changed = edit.apply(text)
+            assert changed != text
+            compile(changed, edit.file, "exec")
 
 
 def leaves(descriptor: object, place: str = "") -> Iterator[str]:
