@@ -2,7 +2,7 @@
 
 ``checked_name`` validates a name, an id or a key, and ``checked`` any other text against a limit; ``check_document``
 validates all texts of a JSON document that was decoded leniently, and ``nested_deeper`` its depth; ``target_error``
-validates a path that somebody else will interpret.
+validates a path that another server will interpret.
 """
 
 from __future__ import annotations

@@ -128,7 +128,6 @@ def test_a_completion() -> None:
         ({"allowed_token_ids": [1] * 65_537}, "allowed_token_ids", "maximum length 65536"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "maximum length 1024"),
         ({"bad_words": ["a"] * 257}, "bad_words", "maximum length 256"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}, "response_format", "nested"),
         ({"logit_bias": {"9" * 5_000: 1}}, "logit_bias", "token ids"),
     ],
 )
@@ -136,6 +135,14 @@ def test_completions_that_are_wrong(fields: dict[str, Any], param: str, says: st
     with pytest.raises(ApiError, match=says) as refused:
         completion(**fields)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields", [{"metadata": {"a": DEEP}}, {"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}]
+)
+def test_a_body_that_is_nested_too_deeply(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="The body is nested deeper than 100 levels"):
+        completion(**fields)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'"text"'])
