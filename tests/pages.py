@@ -41,16 +41,20 @@ def run(
         return text if server is None else text.replace("localhost:8000", server.http)
 
     environment = {**os.environ, "PATH": f"{NERITE.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        here(command) if isinstance(command, str) else [here(word) for word in command],
-        shell=isinstance(command, str),
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            here(command) if isinstance(command, str) else [here(word) for word in command],
+            shell=isinstance(command, str),
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = "\n".join(each.decode() for each in (late.stdout, late.stderr) if isinstance(each, bytes))
+        raise AssertionError(f"{command} has not ended after {seconds:g} s. It said:\n{said}") from None
     assert done.returncode == status, done.stderr
     return done.stdout
 

@@ -39,6 +39,14 @@ def ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def command_of(pid: int) -> list[str]:
+    """Return the words of a process's command, none if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+
+
 def name_of(pid: int) -> str:
     """Return what a process calls itself, empty if it is gone."""
     try:

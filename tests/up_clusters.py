@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from process_family import processes_of
+from process_family import command_of, processes_of
 from serving import NERITE, eventually
 
 
@@ -33,11 +33,7 @@ class Up:
     def pid_of(self, address: str) -> int:
         """Return the process of the server that listens there."""
         port = address.rpartition(":")[2]
-        (pid,) = [
-            pid
-            for pid in processes_of(self.process.pid)
-            if f"--http-port={port}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        ]
+        (pid,) = [pid for pid in processes_of(self.process.pid) if f"--http-port={port}" in command_of(pid)]
         return pid
 
     def address_of(self, name: str) -> str:

@@ -178,7 +178,8 @@ def test_the_contract_tests_of_the_page(site: Path, tmp_path: Path) -> None:
     """And those of the example."""
     (tmp_path / "test_lookup.py").write_text(PAGE.block("class TestLookup"))
     alone = ["env", f"PYTHONPATH={site}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest"]
-    flags = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--import-mode=importlib"]
+    alone += ["-q", "-o", "faulthandler_timeout=45"]
+    flags = ["-c", os.devnull, "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--import-mode=importlib"]
     # Two files of one name.
     said = run([*alone, *flags, str(tmp_path / "test_lookup.py"), str(EXAMPLE / "test_lookup.py")])
     assert " passed" in said, said

@@ -16,7 +16,7 @@ import pytest
 
 from checkpoints import CONTEXT, adapter, language_checkpoint
 from llm_models import TEMPLATE, chat_tokens
-from process_family import processes_of
+from process_family import command_of, processes_of
 from serving import Serving, eventually
 from vllm_serving import WHERE_VLLM_IS, vllm_serving
 
@@ -321,4 +321,4 @@ def worker_of(server: Serving) -> int:
 
 
 def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return " ".join(command_of(pid))

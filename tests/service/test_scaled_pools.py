@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ports import free_ports
-from process_family import processes_of
+from process_family import command_of, processes_of
 from serving import eventually, python_model
 from up_clusters import Up, up
 
@@ -85,8 +85,7 @@ def cluster(folder: Path, scaling: str) -> tuple[Path, Platform]:
 
 def servers(running: Up) -> int:
     """Return the number of ``nerite serve`` processes."""
-    lines = [Path(f"/proc/{pid}/cmdline") for pid in processes_of(running.process.pid)]
-    return sum(b"\0serve\0" in line.read_bytes() for line in lines if line.exists())
+    return sum("serve" in command_of(pid) for pid in processes_of(running.process.pid))
 
 
 def test_from_nothing_and_back(tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ def test_a_load_that_begins_while_another_model_is_measured(tmp_path: Path) -> N
 
 
 def test_without_memory_of_the_host_they_are_unloaded(tmp_path: Path) -> None:
-    sleepy = {"enable_sleep_mode": True}
+    """Asleep, the first would take what its process takes, and its files: that is too much by the engine's 100 MiB."""
+    sleepy = {"enable_sleep_mode": True, "host_bytes": 100 * MEBIBYTE}
     models = repository(tmp_path / "models", a=sleepy, b=sleepy)
     (models / "a" / "1" / "weights").write_bytes(bytes(300 * MEBIBYTE))
     with demanding(tmp_path, models, "--demand-host-memory=350MiB") as server:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
-from serving import HELD, IN_PROCESS, Serving, eventually, let_go, pbtxt, python_model, serving
+from serving import HELD, IDENTITY, IN_PROCESS, Serving, eventually, let_go, pbtxt, python_model, serving
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -77,3 +80,27 @@ def test_a_model_that_holds_the_interpreter(server: Serving, models: Path) -> No
             number *= 2
     assert "something held the GIL" in told
     assert "in execute" in told
+
+
+def test_a_server_that_is_suspended(models: Path, tmp_path: Path) -> None:
+    """It goes on, and not by reading stacks while they change."""
+    python_model(models, "echo", IDENTITY)
+    with serving(models, tmp_path / "log", "--stall-seconds=0.01") as server:
+        over = Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                assert server.infer("echo", [1.0]) == [1.0]
+
+        with ThreadPoolExecutor(4) as clients:
+            asked = [clients.submit(ask) for _ in range(4)]
+            for _ in range(150):
+                os.kill(server.process.pid, signal.SIGSTOP)
+                time.sleep(0.04)  # much longer than the watchdog's limit
+                os.kill(server.process.pid, signal.SIGCONT)
+                time.sleep(0.02)
+            over.set()
+            for each in asked:
+                each.result()
+        assert server.process.poll() is None
+        assert "the server process was stalled for " in server.text

@@ -19,7 +19,7 @@ from nerite.core.errors import InvalidArgument
 from nerite.core.text import MAX_NAME, name_error, quoted_text, text_error
 
 MAX_DEPTH: Final = 100
-"""Levels of lists and objects in JSON of clients, which is less than those that write it again can write."""
+"""Maximum levels of lists and objects in JSON of clients. What is accepted can be written again: orjson writes 254."""
 _MAX_MEMBERS: Final = 20_000
 """Members and elements that ``check_document`` searches for the invalid one, not counting lists without text."""
 _HOLDS_TEXT: Final = frozenset((str, list, dict))
@@ -93,6 +93,8 @@ def _check(text: str, member: tuple[_Path, str | int], that: str = "") -> None:
     raise InvalidArgument(f"{what} {that}{mistake}. {_UTF8}")
 
 
+# The depth of a JSON text, from its brackets outside strings.
+
 _MARKS: Final = b'[]{}"'
 _OTHERS: Final = bytes(set(range(256)) - set(_MARKS))
 _STEPS: Final = np.zeros(256, np.int8)
@@ -100,7 +102,7 @@ _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 def nested_deeper(text: bytes, limit: int = MAX_DEPTH) -> bool:
-    """Return whether valid JSON has more levels of lists and objects. Takes about a millisecond a megabyte."""
+    """Return whether valid JSON has more levels of lists and objects than ``limit``. Takes 3 to 6 ms a megabyte."""
     if text.count(b"[") + text.count(b"{") <= limit:
         return False
     bare = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)

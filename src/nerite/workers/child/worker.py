@@ -14,6 +14,7 @@ import errno
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -453,10 +454,18 @@ def _set_verbose(verbose: bool) -> None:
     logging.getLogger(_MODELS_LOGGER).setLevel(logging.DEBUG if verbose else logging.NOTSET)
 
 
+def _write_all_stacks(*_: object) -> None:
+    """Write the stacks of all threads, if there are several, when the main thread interprets the next line."""
+    if threading.active_count() > 1:
+        faulthandler.dump_traceback(2)
+
+
 def main(channel: int, descriptors: int) -> None:
     """Run a worker on two connected sockets, until the server is gone or sends CLOSE."""
-    # faulthandler writes in the handler itself, without the interpreter: a C library may hold the GIL.
-    faulthandler.register(messages.STACKS_SIGNAL, file=2)
+    # faulthandler writes in the handler itself, without the interpreter: a C library may hold the GIL. It reads the
+    # frames of its own thread only: those of a thread that runs change meanwhile, which may end by SIGSEGV.
+    faulthandler.register(messages.STACKS_SIGNAL, file=2, all_threads=False)
+    signal.signal(messages.THREADS_SIGNAL, _write_all_stacks)
     sys.argv = [""]  # as in Triton: a model that reads its arguments finds none, and not those of this process
     worker = Worker(socket.socket(fileno=channel), socket.socket(fileno=descriptors), set_verbose=_set_verbose)
     model_calls.current = worker.calls

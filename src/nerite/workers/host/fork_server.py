@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -81,7 +82,8 @@ class ForkedProcess:
         """Make it write the stacks of its threads to its standard error. With an open model, it does so at once."""
         if self.exit_status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, messages.STACKS_SIGNAL)
+                _signal_main_thread(self.pid, messages.STACKS_SIGNAL)
+                _signal_main_thread(self.pid, messages.THREADS_SIGNAL)
 
     @property
     def memory(self) -> int:
@@ -314,6 +316,15 @@ class ForkServer:
                     raise
                 self._shims = folder
             return {"PYTHONPATH": str(self._shims)}
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    """Send a signal that no other thread of the process can take, such as one of OpenBLAS."""
+    send = getattr(ctypes.CDLL(None), "tgkill", None)
+    if send is None:  # macOS, or an older C library
+        os.kill(pid, number)
+    else:
+        send(pid, pid, number)
 
 
 def _wait_for(worker: ForkedProcess, fork_server: _ForkServerProcess) -> None:

@@ -82,8 +82,11 @@ RETURN: Final = 34  # tokens of borrowed views that are released
 FORGET: Final = 35  # JSON: number of a segment that no later message refers to
 
 STACKS_SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
-"""A signal instead of a message, to reach a worker that reads none: it writes the stacks of its threads. The last
+"""A signal instead of a message, to reach a worker that reads none: it writes the stack of its main thread. The last
 real-time signal is hardly ever used otherwise; macOS has no real-time signals."""
+THREADS_SIGNAL: Final = STACKS_SIGNAL - 1
+"""It writes the stacks of all threads as soon as the main thread interprets a line: while it waits, at once. On macOS,
+SIGUSR1."""
 FRAME: Final = struct.Struct("<IHH")
 _BATCH: Final = struct.Struct("<II")
 _MARKS: Final = struct.Struct("<QQQQQ")

@@ -17,6 +17,8 @@ class AsyncEngineArgs:
     enable_sleep_mode: bool = False
     gpu_bytes: int = 0
     """What it takes of GPU 0 while it is awake, as the stand-in for NVML tells."""
+    host_bytes: int = 0
+    """What it takes of the memory of the host, awake and asleep."""
     wakes: bool = True
     tasks: tuple[str, ...] = ("generate",)
     most_images: int = 0

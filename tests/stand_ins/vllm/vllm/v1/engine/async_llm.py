@@ -89,6 +89,7 @@ class AsyncLLM:
         self.asleep = 0
         """The level of its sleep."""
         self._args = args
+        self._held = b"x" * args.host_bytes
         self._take_memory(args.gpu_bytes)
 
     @classmethod
