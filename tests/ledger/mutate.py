@@ -36,6 +36,8 @@ from ledger.mutations import mutation
 ROOT: Final = Path(__file__).parents[2]
 TIMEOUT: Final = 240.0
 """Seconds for one test. What takes longer has failed: a change may leave it waiting."""
+PLAIN_TIMEOUT: Final = 3600.0
+"""Seconds for all tests without a change."""
 SEEN, NOT_SEEN, SKIPPED, BROKEN = "seen", "NOT SEEN", "skipped", "cannot run"
 _PLAYED: Final = "played: "
 
@@ -86,7 +88,7 @@ class Copy:
             for path, text in files.items():
                 path.write_text(text)
 
-    def run(self, *arguments: str) -> tuple[int, str]:
+    def run(self, *arguments: str, seconds: float = TIMEOUT) -> tuple[int, str]:
         """Run Python there; return the exit status, and what it printed. A run that takes too long has status 1."""
         environment = {**os.environ, "PYTHONPATH": "tests", "PYTHONDONTWRITEBYTECODE": "1"}
         with tempfile.TemporaryFile("w+") as said:
@@ -99,7 +101,7 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                status = process.wait(TIMEOUT)
+                status = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
                 process.wait()
@@ -114,13 +116,25 @@ class Copy:
         return None if status or line is None else json.loads(line.removeprefix(_PLAYED))
 
     def outcome(self, test: str) -> str:
-        """Return what a test says of the change, or of none."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            options = ("-q", "-p", "no:cacheprovider", "-n", "0", f"--basetemp={folder}/t")
-            status, said = self.run("-m", "pytest", *options, f"tests/{test}")
+        """Return what a test says of the change."""
+        status, said = self._tested("-n", "0", f"tests/{test}", seconds=TIMEOUT)
         if status == 0:
             return NOT_SEEN if re.search(r"\d+ passed", said) else SKIPPED
         return SEEN if status in (1, 2) else BROKEN
+
+    def outcomes(self, tests: Sequence[str], jobs: int) -> dict[str, set[str]]:
+        """Run tests without a change; return for each what its cases have done: PASSED, SKIPPED, FAILED, ERROR."""
+        options = ("-rA", "-n", str(jobs), "--dist", "loadfile")
+        _, said = self._tested(*options, *(f"tests/{test}" for test in tests), seconds=PLAIN_TIMEOUT)
+        found: dict[str, set[str]] = {test: set() for test in tests}
+        for status, name in re.findall(r"^(PASSED|FAILED|ERROR) tests/([^\s\[]+)", said, re.MULTILINE):
+            found.setdefault(name, set()).add(status)
+        return found
+
+    def _tested(self, *arguments: str, seconds: float) -> tuple[int, str]:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder}/t")
+            return self.run("-m", "pytest", *options, *arguments, seconds=seconds)
 
 
 def _environment(folder: Path) -> Path:
@@ -163,11 +177,16 @@ class Examination:
             self._copies.put(Copy(folder / str(number)))
         self._jobs = jobs
         self._answers: dict[str, Any] = {}
+        self._plainly: dict[str, set[str]] = {}
+        """What the cases of each test do without a change."""
 
     def of(self, listed: Sequence[Entry]) -> list[tuple[Entry, str]]:
         """Try entries; print each with what became of it."""
         began = time.monotonic()
         found: list[tuple[Entry, str]] = []
+        tests = sorted({each.test for each in listed if "::" in each.test})
+        self._plainly = self._plain.outcomes(tests, self._jobs) if tests else {}
+        print(f"{len(tests)} tests without a change, {time.monotonic() - began:.0f} s", flush=True)
         with ThreadPoolExecutor(self._jobs) as pool:
             for entry, outcome in pool.map(self._try, listed):
                 found.append((entry, outcome))
@@ -179,6 +198,8 @@ class Examination:
         copy = self._copies.get()
         try:
             if "::" in entry.test:
+                if self._plainly[entry.test] - {"PASSED"}:
+                    return entry, BROKEN
                 with copy.changed(entry):
                     return entry, copy.outcome(entry.test)
             before = self._expected(entry.test)
