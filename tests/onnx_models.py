@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import opened
+from configs import as_backends_get_it
 from nerite.backends.interface import ModelContext
 from nerite.backends.onnxruntime import OnnxRuntimeBackend
 
@@ -72,7 +73,7 @@ def save(directory: Path, proto: onnx.ModelProto, version: int = 1, name: str = 
 def context(
     directory: Path, config: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None
 ) -> ModelContext:
-    return ModelContext("m", 1, directory, config or {}, settings or {})
+    return ModelContext("m", 1, directory, as_backends_get_it(config or {}), settings or {})
 
 
 class Opened(opened.Opened):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from configs import as_backends_get_it
 from nerite.backends.interface import Backend, ExecutionTimes, InstanceContext, ModelContext
 from nerite.core import tensor as dtypes
 from nerite.core.request import InferenceRequest, RequestedOutput, RequestHeader
@@ -32,7 +33,7 @@ def context(
 ) -> ModelContext:
     """Return the context of the model in ``directory``, with these ``parameters`` in its configuration."""
     given = {key: {"string_value": value} for key, value in parameters.items()}
-    return ModelContext("m", 1, directory, {"name": "m", "parameters": given, **(config or {})}, settings or {})
+    return ModelContext("m", 1, directory, as_backends_get_it({"parameters": given, **(config or {})}), settings or {})
 
 
 class Opened:

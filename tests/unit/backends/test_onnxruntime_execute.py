@@ -283,7 +283,7 @@ def test_empty_arrays(tmp_path: Path) -> None:
 
 def test_a_scalar_model_takes_and_gives_one_element(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled(3.0, dims=[]))
-    assert "max_batch_size" not in opened.config
+    assert not opened.config["max_batch_size"]
     assert opened.answer(IN=np.array([2.0], np.float32))["OUT"].tolist() == [6.0]
 
 
@@ -311,7 +311,7 @@ def test_reshape_with_a_free_size(tmp_path: Path) -> None:
 
 def test_a_model_without_batches_runs_request_after_request(tmp_path: Path) -> None:
     opened = Opened(tmp_path, scaled(2.0, dims=[4]))
-    assert "max_batch_size" not in opened.config
+    assert not opened.config["max_batch_size"]
     responses = opened.execute(request(IN=rows(1)[0]), request(IN=rows(1, 50)[0]))
     assert [decoded(response)["OUT"].tolist() for response in responses] == [[0, 2, 4, 6], [100, 102, 104, 106]]
 

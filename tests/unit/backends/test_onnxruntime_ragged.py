@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from configs import as_backends_get_it
 from nerite.backends.arrays.batches import Ragged
 from nerite.core.errors import Internal
 from onnx_models import Opened, model, node, tensor
@@ -31,14 +32,14 @@ SHAPES = [(1, 3), (2, 4), (1, 0)]
 @pytest.mark.parametrize("data_type", ["TYPE_INT32", "TYPE_FP32"])
 def test_batch_inputs(kind: str, value: Any, data_type: str) -> None:
     entry = {"kind": kind, "target_name": ["T"], "source_input": ["S"], "data_type": data_type}
-    found = Ragged({"batch_input": [entry]}).made([{"S": shape} for shape in SHAPES])["T"]
+    found = Ragged(as_backends_get_it({"batch_input": [entry]})).made([{"S": shape} for shape in SHAPES])["T"]
     assert found.tolist() == value
     assert found.dtype == (np.int32 if data_type == "TYPE_INT32" else np.float32)
 
 
 def test_batch_item_shapes_of_two_dimensions() -> None:
     entry = {"kind": "BATCH_ITEM_SHAPE", "target_name": ["T"], "source_input": ["S"], "data_type": "TYPE_INT32"}
-    found = Ragged({"batch_input": [entry]}).made([{"S": (2, 5, 6)}, {"S": (1, 7, 8)}])["T"]
+    found = Ragged(as_backends_get_it({"batch_input": [entry]})).made([{"S": (2, 5, 6)}, {"S": (1, 7, 8)}])["T"]
     assert found.tolist() == [[5, 6], [5, 6], [7, 8]]
 
 

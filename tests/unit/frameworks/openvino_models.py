@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import opened
+from configs import as_backends_get_it
 from nerite.backends.interface import ModelContext
 from nerite.frameworks.openvino import OpenVinoBackend
 from nerite.frameworks.openvino.graph import openvino
@@ -104,7 +105,7 @@ def parameters(**values: str) -> dict[str, Any]:
 def context(
     directory: Path, config: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None
 ) -> ModelContext:
-    return ModelContext("m", 1, directory, {"parameters": EXACT, **(config or {})}, settings or {})
+    return ModelContext("m", 1, directory, as_backends_get_it({"parameters": EXACT, **(config or {})}), settings or {})
 
 
 class Opened(opened.Opened):

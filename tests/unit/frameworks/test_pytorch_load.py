@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch_models import AddSub, Opened, Scaled, context, declared, entry, export, export_scaled, python, script
 
+from configs import as_backends_get_it
 from nerite.backends.interface import InstanceContext
 from nerite.core.errors import InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.frameworks.pytorch import PyTorchBackend
@@ -48,13 +49,8 @@ def refusal(directory: Path, config: dict[str, Any]) -> NeriteError:
 
 def test_an_exported_program_completes_its_configuration(tmp_path: Path) -> None:
     export_scaled(tmp_path)
-    assert complete(tmp_path, {"name": "m"}) == {
-        "name": "m",
-        "max_batch_size": 4,
-        "dynamic_batching": {},
-        "input": [X],
-        "output": [Y],
-    }
+    added = {"max_batch_size": 4, "dynamic_batching": {}, "input": [X], "output": [Y]}
+    assert complete(tmp_path) == {**as_backends_get_it({}), **added}
 
 
 @pytest.mark.parametrize(("most", "size"), [(3, 3), (64, 4)])
@@ -68,10 +64,11 @@ def test_batches_are_no_larger_than_the_program_allows(tmp_path: Path, most: int
 
 def test_a_program_of_one_shape_has_no_batches(tmp_path: Path) -> None:
     export(tmp_path, AddSub(), (torch.zeros(2, 4), torch.zeros(1, dtype=torch.int64)))
-    assert complete(tmp_path) == {
+    added = {
         "input": [entry("a", [2, 4]), entry("b", [1], "TYPE_INT64")],
         "output": [entry("OUTPUT__0", [2, 4]), entry("OUTPUT__1", [2, 4])],
     }
+    assert complete(tmp_path) == {**as_backends_get_it({}), **added}
     error = refusal(tmp_path, {"max_batch_size": 2})
     assert "model does not support batching while non-zero max_batch_size is specified" in error.message
 

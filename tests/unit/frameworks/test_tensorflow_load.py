@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from configs import as_backends_get_it
 from nerite.backends.interface import InstanceContext
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
 from nerite.frameworks.tensorflow import TensorFlowBackend, plan
@@ -103,10 +104,11 @@ def test_entries_with_a_name_alone_are_filled_in(models: Models) -> None:
         "output": [{"name": "total", "data_type": "TYPE_INVALID", "dims": [], "label_filename": "labels.txt"}],
     }
     config = models.completed("scaled", given)
-    assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
-    assert config["output"] == [
-        {"name": "total", "data_type": "TYPE_FP32", "dims": [1], "label_filename": "labels.txt"}
-    ]
+    expected = {
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
+        "output": [{"name": "total", "data_type": "TYPE_FP32", "dims": [1], "label_filename": "labels.txt"}],
+    }
+    assert {side: config[side] for side in expected} == {side: as_backends_get_it(expected)[side] for side in expected}
 
 
 def test_a_scalar(models: Models) -> None:

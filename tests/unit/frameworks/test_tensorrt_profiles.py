@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from configs import as_backends_get_it
 from nerite.backends.interface import InstanceContext, ModelContext
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, InvalidArgument, NeriteError, Unavailable, Unsupported
@@ -28,7 +29,7 @@ SIZES = EngineDescription(
 
 def context(config: dict[str, Any] | None = None, directory: Path = Path("/models/m"), **parameters: str) -> Any:
     given = {key: {"string_value": value} for key, value in parameters.items()}
-    return ModelContext("m", 1, directory, {"name": "m", "parameters": given, **(config or {})})
+    return ModelContext("m", 1, directory, as_backends_get_it({"parameters": given, **(config or {})}))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_an_engine_of_one_size_has_no_batches() -> None:
         [{"IN": ShapeRange((8, 4), (8, 4), (8, 4))}],
     )
     whole = complete_from_description(context(), fixed)
-    assert "max_batch_size" not in whole
+    assert not whole["max_batch_size"]
     assert whole["input"] == [{"name": "IN", "data_type": "TYPE_FP16", "dims": [8, 4]}]
 
 

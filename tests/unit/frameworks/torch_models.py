@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import opened
+from configs import as_backends_get_it
 from nerite.backends.interface import ModelContext
 from nerite.frameworks.pytorch import PyTorchBackend
 from nerite.frameworks.pytorch.program import load_torch, quiet
@@ -75,7 +76,7 @@ def _place(directory: Path, name: str, version: int) -> Path:
 
 
 def context(directory: Path, config: Mapping[str, Any] | None = None, **settings: str) -> ModelContext:
-    return ModelContext("m", 1, directory, config or {}, settings)
+    return ModelContext("m", 1, directory, as_backends_get_it(config or {}), settings)
 
 
 def entry(name: str, dims: Sequence[int] = (4,), datatype: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:

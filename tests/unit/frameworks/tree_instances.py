@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import opened
+from configs import as_backends_get_it
 from nerite.backends.interface import ModelContext
 from nerite.frameworks.trees import TreesBackend
 from opened import request
@@ -16,7 +17,7 @@ from tree_models import ROWS, Forest
 
 
 def context(directory: Path, config: Mapping[str, Any] | None = None, **settings: str) -> ModelContext:
-    return ModelContext("m", 1, directory, {"max_batch_size": 128, **(config or {})}, settings)
+    return ModelContext("m", 1, directory, as_backends_get_it({"max_batch_size": 128, **(config or {})}), settings)
 
 
 def parameters(**values: str) -> dict[str, Any]:
