@@ -11,11 +11,13 @@ _LEVELS: Final = f"{_SCHEDULERS}::test_the_urgent_first"
 _CONTROLS: Final = "sequences: direct: from START to END"
 _RAGGED: Final = "unit/backends/test_onnxruntime_ragged.py::test_rows_of_different_length_in_one_run"
 _BATCH_INPUTS: Final = "unit/backends/test_onnxruntime_ragged.py::test_batch_inputs"
+_TENSORRT: Final = "unit/config/test_config_loading.py::test_fields_for_tensorrt_alone"
+_PINNED: Final = "unit/backends/test_device_instance.py::test_pinned_memory_can_be_switched_off"
 
 CONFIG_FIELDS: Final = {
     "name": "repository_explicit: load othername",
     "platform": "unit/config/test_config_backend_choice.py::test_a_file_tells_the_backend",
-    "backend": "shared_code: word of short",
+    "backend": "service/test_custom_backends.py::test_one_that_does_not_say_runs_in_a_worker",
     "runtime": "unit/frameworks/test_pytorch_load.py::test_the_runtime_says_python_where_there_is_torchscript_too",
     "version_policy.latest": "service/test_repository_modes.py::test_version_policies",
     "version_policy.all": "service/test_repository_modes.py::test_version_policies",
@@ -25,23 +27,23 @@ CONFIG_FIELDS: Final = {
     "input.data_type": "infer_json: datatype of another kind",
     "input.dims": "infer_json: wrong dimension",
     "input.reshape": "reshape: rows",
-    "input.is_shape_tensor": "unit/frameworks/test_tensorrt_execute.py::test_sizes_as_values",
+    "input.is_shape_tensor": _TENSORRT,
     "input.allow_ragged_batch": _RAGGED,
     "input.optional": "ensembles: optional input",
-    "input.is_non_linear_format_io": "unit/frameworks/test_tensorrt_execute.py::test_tensors_that_are_not_linear",
+    "input.is_non_linear_format_io": _TENSORRT,
     "output.name": "python_models: no Y, and Y is wanted",
     "output.data_type": "python_models: other type",
     "output.dims": "metadata: metadata of grid",
     "output.reshape": "reshape: one output",
     "output.label_filename": "classification: best two",
-    "output.is_shape_tensor": "unit/frameworks/test_tensorrt_execute.py::test_sizes_as_values",
-    "output.is_non_linear_format_io": "unit/frameworks/test_tensorrt_execute.py::test_tensors_that_are_not_linear",
+    "output.is_shape_tensor": _TENSORRT,
+    "output.is_non_linear_format_io": _TENSORRT,
     "batch_input": _BATCH_INPUTS,
     "batch_output": _RAGGED,
     "optimization.graph": "unit/backends/test_onnxruntime_plan.py::test_graph_levels",
     "optimization.priority": "unit/frameworks/test_tensorrt_profiles.py::test_how_an_instance_runs",
-    "optimization.input_pinned_memory": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
-    "optimization.output_pinned_memory": "service/test_models_on_a_gpu.py::test_pools_of_other_sizes",
+    "optimization.input_pinned_memory": _PINNED,
+    "optimization.output_pinned_memory": _PINNED,
     "optimization.cuda.graphs": "unit/frameworks/test_tensorrt_execute.py::test_graphs_are_captured_the_second_time",
     "optimization.execution_accelerators.gpu_execution_accelerator": (
         "unit/backends/test_onnxruntime_plan.py::test_tensorrt_options_have_onnx_runtimes_names"
@@ -61,7 +63,7 @@ CONFIG_FIELDS: Final = {
     "dynamic_batching.priority_queue_policy": f"{_SCHEDULERS}::test_a_level_has_a_policy_of_its_own",
     "sequence_batching.direct": _BATCH_WAITS,
     "sequence_batching.oldest.max_candidate_sequences": (
-        "service/test_sequences.py::test_each_sequence_stays_with_its_instance"
+        "service/test_sequences.py::test_as_many_sequences_as_may_be_candidates"
     ),
     "sequence_batching.oldest.preferred_batch_size": _BATCH_WAITS,
     "sequence_batching.oldest.max_queue_delay_microseconds": _BATCH_WAITS,

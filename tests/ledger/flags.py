@@ -14,9 +14,7 @@ _REUSE: Final = f"{_START}::test_two_servers_on_one_port"
 _OLD_TRACES: Final = "unit/cli/test_assembly.py::test_old_trace_flags"
 _NO_PORTS: Final = "service/test_browser_guard.py::test_names_that_are_allowed"
 _BOUNDS: Final = "service/test_overload.py::test_flags_bound_every_queue_and_a_models_own_size_rules_alone"
-_SETTINGS: Final = (
-    "unit/backends/test_onnxruntime_plan.py::test_thread_counts_of_the_model_go_before_those_of_the_backend"
-)
+
 
 FLAGS: Final = {
     "help": "unit/cli/test_flags.py::test_help_shows_defaults_and_what_has_no_effect",
@@ -83,7 +81,7 @@ FLAGS: Final = {
     "metrics-config": "service/test_metrics.py::test_summaries_and_the_histogram_of_first_responses",
     "trace-config": "conformance/test_trace_files.py::test_same_records",
     "backend-directory": "shared_code: word of short",
-    "backend-config": _SETTINGS,
+    "backend-config": "service/test_repository_modes.py::test_settings_of_a_backend",
     "cache-config": "response_cache: larger than the cache",
     "rate-limit": "service/test_instances.py::test_without_the_flag_resources_are_free",
     "rate-limit-resource": "instances: more than there is",

@@ -145,6 +145,7 @@ def _environment(folder: Path) -> Path:
     (packages,) = (place / "lib").glob("python*/site-packages")
     here = sysconfig.get_path("purelib")
     (packages / "a.pth").write_text(f"{folder / 'src'}\nimport site; site.addsitedir({here!r})\n")
+    (place / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
     for name in ("nerite", "tritonserver"):
         lines = (Path(sys.executable).parent / name).read_text().splitlines()
         script = place / "bin" / name

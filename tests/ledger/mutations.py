@@ -260,6 +260,18 @@ _LISTED: Final[Mapping[tuple[str, str], tuple[Edit, ...]]] = {
             ("POST", "/models/{model}/invoke", "head.path.endswith('/invoke')"),
         )
     },
+    # A policy that selects nothing is one that selects all.
+    ("Fields of `config.pbtxt`", "version_policy.all"): (
+        Edit(
+            "nerite/config/model_config.py",
+            "_made = ModelConfig.__init__\n"
+            "def _without(self, **given):\n"
+            "    if (policy := given.get('version_policy')) and policy.all:\n"
+            "        given['version_policy'] = None\n"
+            "    _made(self, **given)\n"
+            "ModelConfig.__init__ = _without",
+        ),
+    ),
     ("HTTP", "GET $AIP_HEALTH_ROUTE"): _cloud("VertexRouter", "GET", "head.path == self._options.health_route"),
     ("HTTP", "POST $AIP_PREDICT_ROUTE"): _cloud("VertexRouter", "POST", "head.path == self._options.predict_route"),
     ("gRPC", "Check"): (Edit(_RPC, 'Health/CheckNone": "health"', 'Health/Check": "health"'),),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onnx_models import identity, save
 from serving import IDENTITY, adds, eventually, pbtxt, python_model, serving
 
 
@@ -101,6 +102,14 @@ def test_version_policies(repository: Path, tmp_path: Path) -> None:
         assert server.json("GET", "/v2/models/some")["versions"] == ["1", "3"]
         with pytest.raises(RuntimeError, match="version 2 is not found"):
             server.infer("some/versions/2", [0.0])
+
+
+def test_settings_of_a_backend(tmp_path: Path) -> None:
+    save(tmp_path / "models" / "m", identity())
+    with serving(
+        tmp_path / "models", tmp_path / "log", "--backend-config=onnxruntime,default-max-batch-size=7"
+    ) as server:
+        assert server.json("GET", "/v2/models/m/config")["max_batch_size"] == 7
 
 
 def test_fields_without_effect_are_told(repository: Path, tmp_path: Path) -> None:

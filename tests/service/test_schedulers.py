@@ -11,7 +11,7 @@ import pytest
 
 from serving import HELD, Serving, eventually, let_go, pbtxt, python_model, serving
 
-A_MINUTE = "max_queue_delay_microseconds: 60000000"
+LONG = "max_queue_delay_microseconds: 600000000"
 CONTROLS = (
     'control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }] }, '
     '{ name: "READY" control [{ kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] }] }]'
@@ -28,14 +28,14 @@ MODELS = {
         more="dynamic_batching { default_queue_policy { timeout_action: DELAY "
         "default_timeout_microseconds: 60000000 allow_timeout_override: true } }",
     ),
-    "preferred": pbtxt(batch=8, more=f"dynamic_batching {{ preferred_batch_size: [ 2 ] {A_MINUTE} }}"),
+    "preferred": pbtxt(batch=8, more=f"dynamic_batching {{ preferred_batch_size: [ 2 ] {LONG} }}"),
     "ordered": pbtxt(batch=1, more="dynamic_batching { preserve_ordering: true }").replace("CPU", "CPU count: 2"),
     "direct": pbtxt(
-        batch=2, more=f"sequence_batching {{ direct {{ {A_MINUTE} minimum_slot_utilization: 1.0 }} {CONTROLS} }}"
+        batch=2, more=f"sequence_batching {{ direct {{ {LONG} minimum_slot_utilization: 1.0 }} {CONTROLS} }}"
     ),
     "oldest": pbtxt(
         batch=8,
-        more=f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 preferred_batch_size: [ 2 ] {A_MINUTE} }} }}",
+        more=f"sequence_batching {{ oldest {{ max_candidate_sequences: 8 preferred_batch_size: [ 2 ] {LONG} }} }}",
     ),
     "ordered_sequences": pbtxt(
         batch=1, more="sequence_batching { oldest { max_candidate_sequences: 1 preserve_ordering: true } }"
@@ -154,7 +154,7 @@ def test_the_late_are_put_behind_the_others(caller_of: CallerOf) -> None:
 
 @pytest.mark.parametrize("model", ["preferred", "oldest", "direct"])
 def test_a_batch_waits_for_others_up_to_a_preferred_size(caller_of: CallerOf, model: str) -> None:
-    """For a minute: a request alone would wait longer than this test may take."""
+    """For ten minutes: a request alone would wait longer than this test may take."""
     caller = caller_of(model)
     sequences = [{} if model == "preferred" else {"sequence_id": of, "sequence_start": True} for of in (1, 2)]
     first = caller.wait(1.0, **sequences[0])

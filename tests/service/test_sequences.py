@@ -123,6 +123,16 @@ def test_what_waits_too_long_for_a_slot_is_refused(started: Any) -> None:
     assert server.metrics()['nv_inference_request_failure{model="total",reason="REJECTED",version="1"}'] == 1
 
 
+def test_as_many_sequences_as_may_be_candidates(started: Any) -> None:
+    server, client = started(config("oldest { max_candidate_sequences: 2 }").replace("batch_size: 1", "batch_size: 8"))
+    for of in (1, 2):
+        client.ask(of, 1, **START)
+    _, waiting = client.send(3, 5, **START)
+    eventually(lambda: server.metrics()[PENDING] == 1)
+    client.ask(1, 1, **END)
+    assert waiting.get(timeout=PATIENCE)[0] == 5
+
+
 def test_an_idle_sequence_makes_room(started: Any) -> None:
     _, client = started(config(idle_us=200_000))
     client.ask(1, 1, **START)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nerite.backends.arrays.backend import ArrayModel
 from nerite.backends.arrays.calls import OutputSelection
 from nerite.backends.arrays.device import DeviceArrayInstance, DeviceInputs
+from nerite.backends.arrays.graph import ModelGraph
 from nerite.backends.arrays.instance import ModelInterface
 from nerite.backends.configuration import TensorPort
-from nerite.backends.interface import ExecutionTimes
+from nerite.backends.interface import ExecutionTimes, InstanceContext
 from nerite.core import tensor as dtypes
 from nerite.core.errors import Internal, Unavailable
 from nerite.core.request import InferenceRequest
@@ -217,6 +219,50 @@ def test_pinned_memory_comes_back(cuda_process: Any, tmp_path: Path) -> None:
     gc.collect()
     assert pool.used == 0
     case.instance.close()
+
+
+class CopyingModel(ArrayModel[str]):
+    """A model that is read from its configuration."""
+
+    def key(self, instance: InstanceContext) -> str:
+        return "copy"
+
+    def load(self, key: str) -> str:
+        return key
+
+    def ports(self, copy: Any) -> tuple[Sequence[TensorPort], Sequence[TensorPort]]:
+        return self.declared(set(), set())
+
+    def graph(self, copy: Any) -> ModelGraph:
+        raise AssertionError("the configuration is complete")
+
+    def computation(self, copy: Any, instance: InstanceContext) -> Copying:
+        return Copying(streamed=True)
+
+
+@pytest.mark.parametrize(("off", "blocks"), [("", 2), ("input", 1), ("output", 1)])
+def test_pinned_memory_can_be_switched_off(
+    cuda_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: str, blocks: int
+) -> None:
+    """Of a request that is not in it, the inputs are copied into it, and the outputs, unless they are switched off."""
+    pool, allocated = PinnedPool(1 << 16), []
+    allocate = pool.allocate
+    monkeypatch.setattr(pool, "allocate", lambda size: allocated.append(size) or allocate(size))
+    entry = {"data_type": "TYPE_FP32", "dims": [COLUMNS]}
+    config: dict[str, Any] = {
+        "max_batch_size": 16,
+        "input": [{"name": "x", **entry}],
+        "output": [{"name": "y", **entry}],
+    }
+    if off:
+        config["optimization"] = {f"{off}_pinned_memory": {"enable": False}}
+    model = CopyingModel(context(tmp_path, config))
+    model.open()
+    instance = model.instance(InstanceContext("m_0", "GPU", pinned=pool))
+    assert len(instance.execute([rows(2, 1)], ExecutionTimes())) == 1
+    assert len(allocated) == blocks
+    instance.close()
+    model.close()
 
 
 def test_without_pinned_memory_all_works(cuda_process: Any, tmp_path: Path) -> None:

@@ -562,3 +562,23 @@ def test_files_are_within_their_directory(model: Path, text: str, refusal: str, 
     assert [mistake.message for mistake in poll_model_directory(model, override=brought).mistakes] == [
         refusal.format(name)
     ]
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("is_shape_tensor", "shape tensors are only supported for TensorRT platform"),
+        ("is_non_linear_format_io", "Non-linear IO format is only supported for the TensorRT platform"),
+    ],
+)
+def test_fields_for_tensorrt_alone(tmp_path: Path, side: str, field: str, said: str) -> None:
+    config = f'backend: "python"\n{TENSORS}'.replace("] }", f"] {field}: true }}", 1 + (side == "output"))
+    config = config.replace(f" {field}: true", "", int(side == "output"))
+    (tmp_path / "config.pbtxt").write_text(config)
+    (tmp_path / "1").mkdir()
+    polled = poll_model_directory(tmp_path)
+    found = finish_config(polled, 1).mistakes
+    assert [(each.message, each.path) for each in (*polled.mistakes, *found)] == [
+        (f"{said} for {tmp_path.name}", (side, 0, field))
+    ]
