@@ -318,7 +318,7 @@ def test_a_client_that_is_there_and_does_nothing(server: Serving) -> None:
         assert client.stdout is not None and client.stdout.readline() == b"sent\n"
         client.send_signal(signal.SIGSTOP)
         eventually(lambda: f"began {value}." in server.text)
-        eventually(lambda: f"cancelled {value}." in server.text)
+        eventually(lambda: f"cancelled {value}." in server.text, 15)  # by default gRPC waits for 20 s
     finally:
         client.kill()
         client.wait()

@@ -6,19 +6,19 @@ from typing import Final
 
 _START: Final = "service/test_start_flags.py"
 _KEEPALIVE: Final = f"{_START}::test_clients_are_asked_whether_they_are_there"
-_STRIKES: Final = f"{_START}::test_clients_that_ask_too_often"
+_STRIKES: Final = f"{_START}::test_clients_that_may_ask_often"
 _TLS: Final = "service/test_tls.py::test_grpc"
 _HTTPS: Final = "service/test_tls.py::test_http"
 _LOG: Final = f"{_START}::test_levels_of_the_log"
 _REUSE: Final = f"{_START}::test_two_servers_on_one_port"
 _OLD_TRACES: Final = "unit/cli/test_assembly.py::test_old_trace_flags"
-_NO_PORTS: Final = "service/test_browser_guard.py::test_names_that_are_allowed"
+_NO_PORTS: Final = "service/test_clouds.py::test_sagemaker_alone"
 _BOUNDS: Final = "service/test_overload.py::test_flags_bound_every_queue_and_a_models_own_size_rules_alone"
 
 
 FLAGS: Final = {
     "help": "unit/cli/test_flags.py::test_help_shows_defaults_and_what_has_no_effect",
-    "id": "metadata: server",
+    "id": f"{_START}::test_the_name_of_the_server",
     "exit-timeout-secs": "service/test_serve.py::test_gives_up_draining_after_the_exit_timeout",
     "exit-keepalive-secs": "service/test_serve.py::test_an_idle_connection_may_send_a_last_request",
     "log-verbose": "service/test_logs.py::test_the_id_stands_in_the_text",
@@ -30,7 +30,7 @@ FLAGS: Final = {
     "model-store": "unit/cli/test_assembly.py::test_repositories_and_models_are_sets",
     "model-repository": "service/test_several_repositories.py::test_models_of_several",
     "exit-on-error": "service/test_serve.py::test_a_model_that_fails_may_be_left_out",
-    "disable-auto-complete-config": "broken_start: ready of noversion",
+    "disable-auto-complete-config": f"{_START}::test_configurations_that_are_not_completed",
     "strict-readiness": "service/test_ensembles.py::test_files_that_come_in_any_order",
     "model-control-mode": "repository_explicit: load",
     "repository-poll-secs": "service/test_repository_modes.py::test_polling_follows_the_files",
@@ -40,19 +40,19 @@ FLAGS: Final = {
     "model-load-retry-count": "service/test_repository_modes.py::test_a_load_is_tried_again",
     "model-namespacing": "namespaces: both",
     "allow-http": _NO_PORTS,
-    "http-address": "service/test_serve.py::test_a_port_that_is_taken",
+    "http-address": "unit/cli/test_assembly.py::test_where_ports_listen",
     "http-port": "service/test_serve.py::test_a_port_that_is_taken",
     "reuse-http-port": _REUSE,
     "http-header-forward-pattern": "parameters: forwarded header",
-    "http-max-input-size": "service/test_arrivals.py::test_a_body_over_http",
-    "http-restricted-api": "restricted: health with the key",
+    "http-max-input-size": f"{_START}::test_a_body_of_more_than_it_may_have",
+    "http-restricted-api": "restricted: health",
     "allow-grpc": _NO_PORTS,
     "grpc-address": "service/test_serve.py::test_a_port_of_another_machine",
-    "grpc-port": "service/test_doctor_page.py::test_a_port_that_is_taken_and_a_repository_with_mistakes",
+    "grpc-port": "grpc_admin: server",
     "reuse-grpc-port": _REUSE,
     "grpc-header-forward-pattern": "parameters: gRPC: forwarded metadata",
     "grpc-use-ssl": _TLS,
-    "grpc-use-ssl-mutual": "service/test_tls.py::test_who_shows_nothing_is_sent_away",
+    "grpc-use-ssl-mutual": _TLS,
     "grpc-server-cert": _TLS,
     "grpc-server-key": _TLS,
     "grpc-root-cert": "service/test_tls.py::test_who_shows_nothing_is_sent_away",
@@ -65,7 +65,7 @@ FLAGS: Final = {
     "grpc-http2-max-ping-strikes": _STRIKES,
     "grpc-max-connection-age": _KEEPALIVE,
     "grpc-max-connection-age-grace": _KEEPALIVE,
-    "grpc-restricted-protocol": "restricted: gRPC infer with the key",
+    "grpc-restricted-protocol": "restricted: gRPC infer",
     "allow-sagemaker": "sagemaker: invoke",
     "sagemaker-port": "service/test_clouds.py::test_sagemaker_alone",
     "sagemaker-safe-port-range": f"{_START}::test_ports_that_sagemaker_allows",
@@ -138,7 +138,7 @@ FLAGS: Final = {
     "http-cors-origin": "service/test_cors.py::test_any_origin",
     "http-allowed-host": "service/test_browser_guard.py::test_names_that_are_allowed",
     "http-use-ssl": _HTTPS,
-    "http-use-ssl-mutual": "service/test_tls.py::test_who_shows_nothing_is_sent_away",
+    "http-use-ssl-mutual": _HTTPS,
     "http-server-cert": _HTTPS,
     "http-server-key": _HTTPS,
     "http-root-cert": "service/test_tls.py::test_who_shows_nothing_is_sent_away",

@@ -260,6 +260,7 @@ _LISTED: Final[Mapping[tuple[str, str], tuple[Edit, ...]]] = {
             ("POST", "/models/{model}/invoke", "head.path.endswith('/invoke')"),
         )
     },
+    ("Flags", "--help"): (Edit("nerite/cli/command_line.py", 'def usage(entry, width=0):\n    return ""'),),
     # A policy that selects nothing is one that selects all.
     ("Fields of `config.pbtxt`", "version_policy.all"): (
         Edit(

@@ -89,6 +89,7 @@ def test_files_that_come_in_any_order(tmp_path: Path) -> None:
     )
     with serving(models, tmp_path / "log", *flags) as server:
         assert not server.ready("chain")
+        assert server.ready()
         assert "contains models that are not available or ambiguous: first" in server.text
         python_model(models, "first", adds(1), pbtxt(batch=1, more=""))
         eventually(lambda: server.ready("chain"))

@@ -272,7 +272,7 @@ def test_polling_follows_the_files(repository: Path, tmp_path: Path) -> None:
     with serving(repository, tmp_path / "log", *flags) as server:
         assert server.infer("adder", [0.0]) == [1.0]
         python_model(repository, "adder", adds(2), version=2)
-        eventually(lambda: server.infer("adder", [0.0]) == [2.0])
+        eventually(lambda: server.infer("adder", [0.0]) == [2.0], 12)  # without the flag after 15 s
         python_model(repository, "late", IDENTITY)
         eventually(lambda: server.ready("late"))
         shutil.rmtree(repository / "late")
@@ -337,6 +337,7 @@ def initialize(self, args):
     deadline = time.monotonic() + 20
     while len(os.listdir({str(loading)!r})) < {threads} and time.monotonic() < deadline:
         time.sleep(0.01)
+    time.sleep(0.5)  # in which others would come
     seen = len(os.listdir({str(loading)!r}))
     print("beside each other:", seen, flush=True)
     if {threads} == 1:

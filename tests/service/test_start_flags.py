@@ -6,13 +6,14 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event, PingReceived, ResponseReceived
+from h2.events import ConnectionTerminated, Event, PingAckReceived, PingReceived, ResponseReceived
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from serving import IDENTITY, NERITE, PATIENCE, Serving, pbtxt, python_model, serving
@@ -165,6 +166,22 @@ def test_clients_are_asked_whether_they_are_there(
         assert isinstance(events[-1], ConnectionTerminated)
 
 
+@pytest.mark.parametrize(
+    "flag", ["--grpc-http2-min-recv-ping-interval-without-data=0", "--grpc-http2-max-ping-strikes=20"]
+)
+def test_clients_that_may_ask_often(
+    models: Path, tmp_path: Path, connected: Callable[[Serving], Http2Client], flag: str
+) -> None:
+    with serving(models, tmp_path / "log", flag) as server:
+        client = connected(server)
+        asked = [number.to_bytes(8) for number in range(10)]
+        for each in asked:
+            client.http2.ping(each)
+        client.flush()
+        answers = (event.ping_data for event in client.events() if isinstance(event, PingAckReceived))
+        assert list(islice(answers, len(asked))) == asked
+
+
 def test_clients_that_ask_too_often(models: Path, tmp_path: Path, connected: Callable[[Serving], Http2Client]) -> None:
     flags = ("--grpc-http2-min-recv-ping-interval-without-data=60000", "--grpc-http2-max-ping-strikes=3")
     with serving(models, tmp_path / "log", *flags) as server:
@@ -174,3 +191,22 @@ def test_clients_that_ask_too_often(models: Path, tmp_path: Path, connected: Cal
         client.flush()
         (end,) = [event for event in client.events() if isinstance(event, ConnectionTerminated)]
         assert (end.error_code, end.additional_data) == (ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+
+
+def test_the_name_of_the_server(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", "--id=box") as server:
+        assert server.json("GET", "/v2")["name"] == "box"
+
+
+def test_configurations_that_are_not_completed(models: Path, tmp_path: Path) -> None:
+    (models / "identity" / "config.pbtxt").unlink()
+    flags = ("--disable-auto-complete-config", "--exit-on-error=false")
+    with serving(models, tmp_path / "log", *flags) as server:
+        (model,) = server.json("POST", "/v2/repository/index")
+        assert "config.pbtxt" in model["reason"]
+
+
+def test_a_body_of_more_than_it_may_have(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", "--http-max-input-size=1000") as server:
+        status, _, body = server.ask("POST", "/v2/models/identity/infer", {"id": "x" * 1000})
+        assert (status, b"--http-max-input-size" in body) == (400, True)
