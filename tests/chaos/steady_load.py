@@ -67,13 +67,19 @@ class _Connection:
 class SteadyLoad:
     """Sends ``RATE`` requests a second, whether or not earlier ones were answered, from a thread of its own."""
 
-    def __init__(self, server: Serving, path: str, body: Body, read: Read, *, cuts: bool = False) -> None:
-        """``cuts``: some clients disconnect after the first part of their answer."""
+    def __init__(
+        self, server: Serving, path: str, body: Body, read: Read, *, cuts: bool = False, most: int = 1_000_000
+    ) -> None:
+        """``cuts``: some clients disconnect after the first part of their answer.
+
+        ``most``: while so many requests are not answered, the others wait: on a machine that is too slow for this load.
+        """
         self._server = server
         self._path = path
         self._body = body
         self._read = read
         self._cuts = cuts
+        self._most = most
         self._idle: list[_Connection] = []
         self._stop = threading.Event()
         self.sent = self.cut = 0
@@ -93,6 +99,8 @@ class SteadyLoad:
         began, tasks = loop.time(), set()
         while not self._stop.is_set():
             await asyncio.sleep(began + self.sent / RATE - loop.time())
+            while len(tasks) >= self._most:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             task = loop.create_task(self._one(self.sent))
             self.sent += 1
             tasks.add(task)
@@ -149,9 +157,11 @@ class SteadyLoad:
 
 
 @contextmanager
-def steady(server: Serving, path: str, body: Body, read: Read, *, cuts: bool = False) -> Iterator[SteadyLoad]:
+def steady(
+    server: Serving, path: str, body: Body, read: Read, *, cuts: bool = False, most: int = 1_000_000
+) -> Iterator[SteadyLoad]:
     """Send requests meanwhile, of which each has to get exactly one answer."""
-    load = SteadyLoad(server, path, body, read, cuts=cuts)
+    load = SteadyLoad(server, path, body, read, cuts=cuts, most=most)
     try:
         yield load
     finally:

@@ -123,7 +123,7 @@ BROKEN = (
     Case(
         "hangs on cancel, forced", stream(1), stream(2, cancelled="while True: time.sleep(1)"),
         STREAMS, ["errors", "p95"], "worse", "requests bad",
-        failures=("it was stuck when its version was rolled back", FULL), force=True,
+        failures=("it was stuck when its version was rolled back",), force=True,
     ),
 )  # fmt: skip
 
@@ -148,14 +148,13 @@ def body_of_single(number: int) -> dict[str, Any]:
 
 
 @contextmanager
-def under_load(server: Serving, case: Case) -> Iterator[SteadyLoad]:
+def under_load(server: Serving, case: Case, most: int = 1_000_000) -> Iterator[SteadyLoad]:
     if case.streams:
-        with steady(
-            server, "/v2/models/m/generate_stream", lambda number: {"INPUT0": number}, read_stream, cuts=True
-        ) as load:
+        path = "/v2/models/m/generate_stream"
+        with steady(server, path, lambda number: {"INPUT0": number}, read_stream, cuts=True, most=most) as load:
             yield load
     else:
-        with steady(server, "/v2/models/m/infer", body_of_single, read_single) as load:
+        with steady(server, "/v2/models/m/infer", body_of_single, read_single, most=most) as load:
             yield load
 
 
@@ -182,6 +181,11 @@ def end_of(server: Serving, spec: dict[str, Any], model: str = "m") -> dict[str,
     return found
 
 
+def failures(load: SteadyLoad) -> int:
+    """Return the number of errors, without those of a queue that a slow machine has filled."""
+    return sum(count for text, count in load.failures.items() if FULL not in text)
+
+
 @pytest.mark.parametrize("case", BROKEN, ids=[case.name for case in BROKEN])
 def test_a_broken_version_is_found_and_rolled_back(tmp_path: Path, case: Case) -> None:
     models = tmp_path / "models"
@@ -195,11 +199,11 @@ def test_a_broken_version_is_found_and_rolled_back(tmp_path: Path, case: Case) -
             assert found["state"] == ("aborted" if case.found == "blocked" else "rolled_back")
             assert found["weight"] == 0
             eventually(lambda: server.state("m", "2") != "READY", what="the candidate stays loaded")
-            before = load.failures.total()
+            before = failures(load)
             after = load.answers["1"] + 200
             eventually(lambda: load.answers["1"] > after, what="it does not go on")
-            assert load.failures.total() == before, "errors after the rollback"
-    assert all(any(text in each for text in case.failures) for each in load.failures), load.failures
+            assert failures(load) == before, "errors after the rollback"
+    assert all(any(text in each for text in (*case.failures, FULL)) for each in load.failures), load.failures
     assert case.found != "blocked" or "2" not in load.answers
 
 
@@ -219,7 +223,7 @@ def test_a_good_version_is_promoted(tmp_path: Path, case: Case, fronts: int) -> 
     flags = (f"--rollout-state={tmp_path / 'state'}", f"--front-processes={fronts}")
     with serving(models, tmp_path / "log", *flags) as server:
         python_model(models, "m", case.candidate, case.config, version=2)
-        with under_load(server, case) as load:
+        with under_load(server, case, most=100) as load:
             found = end_of(server, {**SPEC, "gate": case.gates})
             assert (found["state"], found["weight"]) == ("promoted", 100), (found["holds"], found["gates"])
             after = load.answers["2"] + 200

@@ -21,9 +21,9 @@ RESTARTS = 3
 class Stage:
     """Holds the two servers of one scene, and changes them when another scene is asked for.
 
-    Triton may end by itself: of some unloads it crashes, seldom. It may also leave a request without an answer. Then it
-    is started again and asked what it was asked before, to come to the same state, and the question is put once more.
-    Nerite has to live, and to answer.
+    Triton may end by itself, seldom: at its start on a busy machine, or of some unloads. It may also leave a request
+    without an answer. Then it is started again and asked what it was asked before, to come to the same state, and the
+    question is put once more. Nerite has to live, and to answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,8 +45,14 @@ class Stage:
             nerite = start_nerite(scene, self.folder / scene.name / "nerite")
             self.running.callback(nerite.stop)
             nerite.wait()
-            triton.wait()
-            self.triton, self.nerite = triton, nerite
+            self.nerite = nerite
+            try:
+                triton.wait()
+                self.triton = triton
+            except RuntimeError:
+                if not ended(triton, 0.0):
+                    raise
+                self.restart(triton)
         if self.triton is None:
             raise RuntimeError(f"the servers of the scene {scene.name} did not start, as said above")
 

@@ -27,6 +27,7 @@ class Notes(NamedTuple):
 
 
 LATER = Notes((*Notes().migrations, "ALTER TABLE notes ADD COLUMN author TEXT NOT NULL DEFAULT 'anon'"))
+IDLE_TIMEOUT = "idle_in_transaction_session_timeout"
 INSERT = "INSERT INTO notes (number, text, data, seconds) VALUES (?, ?, ?, ?)"
 
 
@@ -211,6 +212,22 @@ def test_a_connection_that_was_lost_is_opened_again(postgres: str) -> None:
         database.call(lambda transaction: transaction.rows("SELECT 1"))
     assert database.call(lambda transaction: transaction.rows("SELECT 1")) == [(1,)]
     database.close()
+    other.close()
+
+
+def test_a_program_that_stands_still_within_a_transaction_holds_up_no_other(postgres: str) -> None:
+    def setting(database: Database) -> object:
+        return database.call(lambda transaction: transaction.row(f"SHOW {IDLE_TIMEOUT}"))
+
+    other = Database(postgres, [])
+    assert setting(other) == ("10s",)
+    stopped = Database(f"{postgres}&options=-c%20{IDLE_TIMEOUT}%3D200ms", [])
+    assert setting(stopped) == ("200ms",), "what the location says counts"
+    with pytest.raises(Unavailable), stopped.transaction() as transaction:
+        transaction.rows("SELECT pg_advisory_xact_lock(1)")
+        other.call(lambda transaction: transaction.rows("SELECT pg_advisory_xact_lock(1)"))
+    assert setting(stopped) == ("200ms",), "it goes on with a new connection"
+    stopped.close()
     other.close()
 
 

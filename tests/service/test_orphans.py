@@ -35,6 +35,10 @@ def execute(self, requests):
             time.sleep(60)
     for name, child in children.items():
         open(f"{folder}/{{name}}", "w").write(str(child.pid))
+    # What has not written yet would not live to do so where this process ends.
+    files = [f"{folder}/{{name}}" for name in {kinds}]
+    while not all(os.path.exists(each) and os.path.getsize(each) for each in files):
+        time.sleep(0.001)
     {last}
     return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.zeros((1, 1), np.float32))]) for _ in requests]
 """
@@ -44,7 +48,7 @@ KINDS = ("plain", "session", "group", "orphan", "daemon", "stubborn", "forked")
 def start(folder: Path, name: str, last: str = "") -> None:
     """Write a model that starts processes when it is asked."""
     (folder / name).mkdir()
-    python_model(folder / "models", name, STARTS.format(folder=folder / name, last=last))
+    python_model(folder / "models", name, STARTS.format(folder=folder / name, last=last, kinds=KINDS))
 
 
 def started(server: Serving, folder: Path, name: str) -> dict[str, int]:

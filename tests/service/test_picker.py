@@ -341,9 +341,11 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_is_allowed(tmp_path: Pa
 
         def refused_beside_the_first() -> bool:
             nonlocal first
-            if first.done():  # the other came before it, so that it was refused itself
-                first = typed(begun(whole, 700_000))
-            return refused()
+            if refused():
+                return True
+            first.cancel()  # the other came before it, so that it may have been refused itself
+            first = typed(begun(whole, 700_000))
+            return False
 
         try:
             eventually(refused_beside_the_first)

@@ -144,7 +144,5 @@ def test_no_request_fails_in_a_burst_and_after_it(tmp_path: Path) -> None:
             for client in clients:
                 client.join()
         assert set(codes) == {200}
-        assert re.findall(r"^(main/\d) leaves", running.text, re.MULTILINE) in (
-            ["main/3", "main/2"],
-            ["main/2", "main/3"],
-        )
+        # One leaves and comes back where the machine keeps the clients of the burst from asking for a while.
+        assert set(re.findall(r"^(main/\d) leaves", running.text, re.MULTILINE)) == {"main/2", "main/3"}

@@ -6,11 +6,12 @@ Routers and servers should have recorded the same. Items of batches that ran twi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from nerite.core.item_attempt import item_of
 from nerite.ledger.row import ANSWERS, Ending, Origin, Source
-from nerite.storage.database import Transaction
+from nerite.storage.database import Database, Transaction
 
 _COUNTED: Final = (str(Ending.ANSWERED), str(Ending.CACHED), str(Ending.JOINED), str(Ending.REPEATED))
 """Endings of rows of a server whose tokens are in the answer that the router has passed on."""
@@ -58,11 +59,12 @@ def recorded(transaction: Transaction, source: Source, first_day: int, last_day:
     return [Recorded(*row) for row in rows]
 
 
-def reconcile(ledgers: Sequence[Transaction], day: int) -> Reconciliation:
+def reconcile(ledgers: Sequence[Database], day: int) -> Reconciliation:
     """Compare the requests that ended on a day, over several databases. What ends at midnight may be of two days."""
 
     def of(source: Source, before: int, after: int) -> list[Recorded]:
-        return [row for each in ledgers for row in recorded(each, source, day - before, day + after)]
+        days = partial(recorded, source=source, first_day=day - before, last_day=day + after)
+        return [row for each in ledgers for row in each.call(days)]
 
     servers: dict[str, list[Recorded]] = {}
     for row in of(Source.SERVER, 1, 1):

@@ -36,6 +36,10 @@ _PATIENCE: Final = {
     "tcp_user_timeout": 30_000,
 }
 """How PostgreSQL's client notices that a host has vanished without a word, unless the location says otherwise."""
+_IDLE_TIMEOUT: Final = "idle_in_transaction_session_timeout"
+"""PostgreSQL's setting after which it ends the session of a program that stands still within a transaction."""
+_IDLE_SECONDS: Final = 10
+"""Value of that setting unless the location has another: a program that is suspended holds its locks no longer."""
 _SAME_SECONDS: Final = 60.0
 """Time after which a failure of the database is logged again."""
 _MIGRATION_LOCK: Final = 0x4E657269
@@ -287,7 +291,11 @@ def _open_postgres(location: str) -> tuple[Any, Any]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(location)
         settings: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
-        return psycopg.connect(location, **settings), psycopg
+        connection = psycopg.connect(location, **settings)
+        if _IDLE_TIMEOUT not in str(given.get("options")):
+            connection.execute(f"SET {_IDLE_TIMEOUT} = '{_IDLE_SECONDS}s'")
+            connection.commit()
+        return connection, psycopg
     except psycopg.Error as error:
         raise Unavailable(f"cannot connect to the database {shown(location)}: {_line(error)}") from error
 

@@ -146,6 +146,8 @@ def arrays_of(request: SentRequest) -> Answer:
     return {spec.name: to_test(spec, data) for spec, data in zip(request.header.inputs, request.buffers, strict=True)}
 
 
+_START_SECONDS = 60.0
+"""Seconds that threads wait for each other."""
 _ODD_STRINGS = (b"", "žluťoučký 🐚".encode(), b"\xff\xfe not UTF-8", b"with \0 in it", b"x" * 70_000)
 
 
@@ -244,7 +246,7 @@ class BackendContract(BackendUnderTest):
         """Instances run concurrently in threads; one continues after the other is closed."""
         with self.opened(tmp_path) as model:
             instances = [model.instance(), model.instance()]
-            start = threading.Barrier(len(instances))
+            start = threading.Barrier(len(instances), timeout=_START_SECONDS)
 
             def work(instance: Instance) -> None:
                 start.wait()

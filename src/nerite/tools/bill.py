@@ -22,7 +22,7 @@ from nerite.ledger.dead_rows import DeadRow, count_dead_rows, dead_rows, write_a
 from nerite.ledger.prices import PriceList, read_prices
 from nerite.ledger.reconciliation import drop_charges, item_charges, reconcile, repeated_charges
 from nerite.ledger.tables import LONGEST_BATCH_DAYS, LedgerSchema, sum_up
-from nerite.storage.database import Database, Transaction
+from nerite.storage.database import Database
 
 _EPILOG = """\
 The ledger is written by nerite serve --ledger LOCATION. Prices, formats and the equation that --check proves are
@@ -116,7 +116,7 @@ def _report(options: argparse.Namespace) -> int:
                 _sum_up(database, options.sum_up_before)
             return 0
         if options.reconcile:
-            return _reconcile([stack.enter_context(each.transaction()) for each in databases], month, options)
+            return _reconcile(databases, month, options)
         if options.check:
             return max(_check(each.call(partial(equation_rows, month=month)), options) for each in databases)
         find = partial(bill_lines, prices=prices, month=month, tenant=options.tenant)
@@ -151,7 +151,7 @@ def _charge_once(databases: Sequence[Database], since: float) -> None:
                 database.call(partial(drop_charges, charges=repeated))
 
 
-def _reconcile(ledgers: Sequence[Transaction], month: Month, options: argparse.Namespace) -> int:
+def _reconcile(ledgers: Sequence[Database], month: Month, options: argparse.Namespace) -> int:
     """Show how routers and servers differ; return 1 if they do."""
     found = [reconcile(ledgers, day) for day in range(*month.days)]
     compared = sum(each.compared for each in found)

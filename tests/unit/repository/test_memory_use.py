@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import platform
 import subprocess
 import sys
@@ -51,11 +50,18 @@ GPUS = [Gpu(number, f"GPU-{number}", "G", 9.0, None) for number in range(2)]
 
 
 def test_the_memory_of_a_process_is_counted_once_with_its_children() -> None:
-    own = resident_of(os.getpid())
-    block = bytearray(os.urandom(1 << 20)) * 32
-    assert resident_of(os.getpid()) - own > 24 << 20
-    assert resident_of_family(os.getpid()) >= resident_of(os.getpid()) - (1 << 20)
-    assert len(block) == 32 << 20
+    """In processes of their own: what pytest's process shares with those that it has started changes meanwhile."""
+    child = "import sys; block = b'x' * (32 << 20); print('grown', flush=True); sys.stdin.read(); print(len(block))"
+    family = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}]); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{family}; child.wait()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "grown\n"
+        own, together = resident_of(process.pid), resident_of_family(process.pid)
+        process.communicate()
+    assert 0 < own < 24 << 20
+    assert 32 << 20 < together - own < 56 << 20
 
 
 def test_a_budget_is_a_share_of_what_there_is_unless_it_is_given() -> None:
