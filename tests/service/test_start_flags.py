@@ -167,12 +167,16 @@ def test_clients_are_asked_whether_they_are_there(
 
 
 @pytest.mark.parametrize(
-    "flag", ["--grpc-http2-min-recv-ping-interval-without-data=0", "--grpc-http2-max-ping-strikes=20"]
+    "flags",
+    [
+        ("--grpc-keepalive-permit-without-calls=true", "--grpc-http2-min-recv-ping-interval-without-data=0"),
+        ("--grpc-http2-max-ping-strikes=20",),
+    ],
 )
 def test_clients_that_may_ask_often(
-    models: Path, tmp_path: Path, connected: Callable[[Serving], Http2Client], flag: str
+    models: Path, tmp_path: Path, connected: Callable[[Serving], Http2Client], flags: tuple[str, ...]
 ) -> None:
-    with serving(models, tmp_path / "log", flag) as server:
+    with serving(models, tmp_path / "log", *flags) as server:
         client = connected(server)
         asked = [number.to_bytes(8) for number in range(10)]
         for each in asked:

@@ -103,6 +103,7 @@ SMALL: Final = {
     "llm/openvino_genai/running.py:_known": "pairs of numbers, at most 4,096; tokens, of which a model has so many",
     "frameworks/pytorch/exported.py:_seen": "shapes of a model's inputs, at most 256 of their sets",
     "core/failures.py:_known": "lines of the program",
+    "observability/log.py:followers": "one or less for each model's worker processes",
     "http2/headers.py:_decode_short": "texts of at most 64 bytes, at most 1,024",
     "http2/frames.py:block_start": "nine bytes, at most 128 times",
     "http2/headers.py:_checked": "fields of at most 128 bytes, at most 4,096",

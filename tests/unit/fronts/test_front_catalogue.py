@@ -67,6 +67,7 @@ def running(number: int, *, decoupled: bool = False, parameters: dict[str, str] 
         label=str(number),
         decoupled=decoupled,
         generates=decoupled,
+        stream_input="",
         runtime_adapters=["poet"] if decoupled else [],
         usable=True,
         config_json={"parameters": given},

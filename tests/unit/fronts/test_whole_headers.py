@@ -49,6 +49,7 @@ HEADERS = st.builds(
     empty_final=st.booleans(),
     caller=st.none() | st.builds(Caller, NAMES, NAMES, st.integers(0, 2**63), st.booleans()),
     idempotency_key=st.none() | st.builds(IdempotencyKey, NAMES, st.integers(0, 9), st.integers(1, 9)),
+    forwarded=st.lists(NAMES, max_size=2),
     sticky_fields=st.none() | st.dictionaries(NAMES, NAMES, min_size=1, max_size=3),
     assignment=st.none() | st.builds(Assignment, NAMES, NAMES, st.booleans(), st.floats(0, 1), st.integers(0, 2**64)),
 )
@@ -59,6 +60,7 @@ def content(header: RequestHeader) -> dict[str, Any]:
     found = {name: getattr(header, name) for name in RequestHeader.__slots__ if name not in MEMOS}
     found["outputs"] = [(each.name, each.binary, each.base64, each.classification) for each in header.outputs]
     # 1, 1.0 and True are equal, but a model can tell them apart.
+    found["forwarded"] = [*header.forwarded]
     found["parameters"] = {name: repr(value) for name, value in header.parameters.items()}
     return found
 
@@ -95,6 +97,7 @@ def test_no_attribute_is_forgotten() -> None:
         caller=Caller("t", "c", 5, True),
         idempotency_key=IdempotencyKey("k", 1, 2),
         sticky_fields={"x-user": "me"},
+        forwarded=["a"],
         assignment=Assignment("m", "m:2", True, 0.1, 3),
     )
     default = content(RequestHeader("", "", ()))
