@@ -96,7 +96,7 @@ HTTP: Final = {
     "GET /health": f"{_PORT}::test_what_vllm_answers",
     "POST /ping": f"{_PORT}::test_what_vllm_answers",
     "GET /version": f"{_PORT}::test_what_vllm_answers",
-    "GET /metrics": "counting: metrics",
+    "GET /metrics": "service/test_metrics.py::test_the_machine",
     "GET /ping": "sagemaker: ping",
     "POST /invocations": "sagemaker: invoke",
     "GET /models": "sagemaker_models: list of none",

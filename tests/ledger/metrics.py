@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-_COUNTED: Final = "counting: metrics"
-_CACHE: Final = "response_cache: metrics"
-_CACHED: Final = "response_cache: metrics of inferences"
+_COUNTED: Final = "service/test_metrics.py::test_histograms_agree_with_the_counters"
+_CACHE: Final = "service/test_cache.py::test_what_the_metrics_tell"
 _SUMMARIES: Final = "service/test_metrics.py::test_summaries_and_the_histogram_of_first_responses"
-_MACHINE: Final = "counting: metrics of the machine"
+_MACHINE: Final = "service/test_metrics.py::test_the_machine"
 _PINNED: Final = "service/test_models_on_a_gpu.py::test_the_pool_of_pinned_memory"
 _GPUS: Final = "service/test_on_gpus.py::test_metrics"
 
 METRICS: Final = {
     "nv_inference_request_success": _COUNTED,
-    "nv_inference_request_failure": _COUNTED,
+    "nv_inference_request_failure": "service/test_metrics.py::test_why_requests_failed",
     "nv_inference_count": _COUNTED,
     "nv_inference_exec_count": _COUNTED,
     "nv_inference_request_duration_us": _COUNTED,

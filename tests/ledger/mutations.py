@@ -209,10 +209,15 @@ def _member(name: str) -> tuple[Edit, ...]:
     return (
         Edit(
             _MODULE,
-            f"_own = {owner}.__dict__[{member!r}]\n"
-            "_static = isinstance(_own, (staticmethod, classmethod))\n"
-            "_idle = (lambda *_, **__: None) if _static or callable(_own) else None\n"
-            f"type.__setattr__({owner}, {member!r}, staticmethod(_idle) if _static else _idle)",
+            "from inspect import getattr_static as _static_of\n"
+            "def _take_away(cls, name):\n"
+            "    own = _static_of(cls, name)\n"
+            "    static = isinstance(own, (staticmethod, classmethod))\n"
+            "    idle = (lambda *_, **__: None) if static or callable(own) else None\n"
+            "    for each in cls.__subclasses__():\n"
+            "        _take_away(each, name)\n"
+            "    type.__setattr__(cls, name, staticmethod(idle) if static else idle)\n"
+            f"_take_away({owner}, {member!r})",
         ),
     )
 

@@ -81,6 +81,24 @@ def test_large_tensors(server: Serving) -> None:
     assert len({first, *others}) == 3
 
 
+def test_what_the_metrics_tell(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, tmp_path / "log", "--cache-config=local,size=1048576") as server:
+        for row in [1, 1, *range(8)]:
+            array = np.full((1, 50_000), row, np.float32)
+            body, headers = binary_request(array)
+            assert server.ask("POST", "/v2/models/counts/infer", body, **headers)[0] == 200
+        page = server.metrics()
+    of_model = [page[f'nv_cache_num_{what}_per_model{{model="counts",version="1"}}'] for what in ("hits", "misses")]
+    assert of_model == [page["nv_cache_num_hits"], page["nv_cache_num_misses"]]
+    assert (page[LOOKUPS], *of_model) == (10, 2, 8)
+    for what in ("hit", "miss"):
+        assert page[f'nv_cache_{what}_duration_per_model{{model="counts",version="1"}}'] > 0
+    assert page["nv_cache_num_evictions"] == 8 - page["nv_cache_num_entries"] > 0
+    assert 0.5 < page["nv_cache_util"] <= 1
+    assert page["nv_cache_lookup_duration"] > 0
+    assert page["nv_cache_insertion_duration"] > 0
+
+
 def test_equal_requests_at_the_same_time_are_computed_once(server: Serving) -> None:
     before = stats(server)
     with ThreadPoolExecutor(8) as threads:

@@ -196,11 +196,12 @@ def test_answers_that_nobody_wants(server: Serving, end: str) -> None:
     before = server.text.count("cancelled")
     program = f"""
 responses = ask('counter', [100000.0]).exec(decoupled=True)
+say(isinstance(responses, pb_utils.ResponseIterator))
 tell(next(responses))
 {end}
 tell(ask().exec())
 """
-    assert said(server, program) == ["[[0.0]]", "[[1.0, 2.0]]"]
+    assert said(server, program) == ["True", "[[0.0]]", "[[1.0, 2.0]]"]
     eventually(lambda: server.text.count("cancelled") > before)
 
 

@@ -87,7 +87,11 @@ def test_histograms_agree_with_the_counters(server: Serving) -> None:
     for stage, counter in {"queue": "queue", "input": "compute_input", "compute": "compute_infer"}.items():
         total = page[labelled("nerite_stage_duration_seconds_sum", "identity", stage=stage)]
         assert total * 1e6 == pytest.approx(page[labelled(f"nv_inference_{counter}_duration_us", "identity")], abs=1)
+    assert page[labelled("nv_inference_compute_output_duration_us", "identity")] > 0
+    assert page[labelled("nv_model_load_duration_secs", "identity")] > 0
+    assert page[labelled("nv_inference_count", "identity")] == 20
     executions = page[labelled("nv_inference_exec_count", "identity")]
+    assert 0 < executions <= 20
     assert page[labelled("nerite_batch_rows_count", "identity")] == executions
     assert page[labelled("nerite_batch_rows_sum", "identity")] == 20
     assert page[labelled("nerite_batch_releases_total", "identity", reason="instance_free")] == executions
@@ -98,6 +102,13 @@ def test_pinned_memory_is_told_as_by_a_triton_without_gpus(models: Path, tmp_pat
     with serving(models, tmp_path / "log", "--allow-cpu-metrics=false") as server:
         found = {name: value for name, value in server.metrics().items() if "_memory_" in name and "model" not in name}
         assert found == {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
+
+
+def test_the_machine(server: Serving) -> None:
+    page = server.metrics()
+    assert 0 < page["nv_cpu_memory_used_bytes"] < page["nv_cpu_memory_total_bytes"]
+    assert page["nv_cpu_memory_total_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    eventually(lambda: 0 < server.metrics()["nv_cpu_utilization"] <= 1)
 
 
 def test_without_stage_histograms(models: Path, tmp_path: Path) -> None:

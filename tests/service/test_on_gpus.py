@@ -81,7 +81,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     machine = Machine(tmp_path_factory.mktemp("machine") / "gpus.json")
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
     return machine
 
 
@@ -111,7 +111,7 @@ def server(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             (models / name / "config.pbtxt").write_text(config)
     flags = (
         "--model-control-mode=explicit",
-        "--min-supported-compute-capability=6.0",
+        "--min-supported-compute-capability=7.0",
         "--model-load-gpu-limit=1:0.5",
         "--metrics-interval-ms=100",
     )
@@ -131,10 +131,10 @@ def groups(server: Serving, model: str) -> list[tuple[str, int, list[int]]]:
 
 
 def test_the_page(server: Serving, machine: Machine) -> None:
-    machine.has(gpu(0), gpu(1), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1), gpu(2, (6, 1)))
     assert load(server, "page")[0] == 200
     assert groups(server, "page") == [("KIND_GPU", 2, [0, 1])]
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
 
 
 def test_models_are_placed(server: Serving, machine: Machine) -> None:
@@ -145,18 +145,18 @@ def test_models_are_placed(server: Serving, machine: Machine) -> None:
     assert server.infer("processor", [1]) == ["processor_0_0 CPU 0"]
     # All GPUs that are not too old, one of which is too full at first.
     assert load(server, "anywhere")[0] == 400
-    machine.has(gpu(0), gpu(1), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1), gpu(2, (6, 1)))
     assert load(server, "anywhere")[0] == 200
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
     assert groups(server, "anywhere") == [("KIND_GPU", 1, [0, 1])]
     seen = {server.infer("anywhere", [1])[0] for _ in range(20)}
     assert seen <= {"anywhere_0 GPU 0", "anywhere_1 GPU 1"}
 
 
 def test_an_engine_without_a_configuration(server: Serving, machine: Machine) -> None:
-    machine.has(gpu(0), gpu(1), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1), gpu(2, (6, 1)))
     assert load(server, "engine")[0] == 200
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
     config = server.json("GET", "/v2/models/engine/config")
     assert (config["backend"], config["platform"], config["max_batch_size"]) == ("tensorrt", "tensorrt_plan", 4)
     assert groups(server, "engine") == [("KIND_GPU", 1, [0, 1])]
@@ -168,9 +168,9 @@ def test_an_engine_without_a_configuration(server: Serving, machine: Machine) ->
 
 @pytest.mark.parametrize("model", ["profiles", "tuned", "apart"])
 def test_engines_with_configurations(model: str, server: Serving, machine: Machine) -> None:
-    machine.has(gpu(0), gpu(1), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1), gpu(2, (6, 1)))
     assert load(server, model) == (200, {})
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
     for value in range(4):
         assert server.infer(model, [value] * 4, "IN") == [2 * value] * 4
 
@@ -181,7 +181,7 @@ def test_a_gpu_that_is_not_there(server: Serving, model: str, number: int) -> No
     assert status == 400
     assert (
         f"instance group {model}_0 of model {model} specifies invalid or unsupported gpu id {number}. GPUs with at "
-        "least the minimum required CUDA compute compatibility of 6.000000 are: 0, 1" in answer["error"]
+        "least the minimum required CUDA compute compatibility of 7.000000 are: 0, 1" in answer["error"]
     )
 
 
@@ -239,15 +239,15 @@ def test_metrics(server: Serving, machine: Machine) -> None:
     assert first['nv_gpu_power_usage{gpu_uuid="GPU-0"}'] == 90
     assert first['nv_gpu_power_limit{gpu_uuid="GPU-0"}'] == 300
     assert not any("GPU-2" in name for name in first)
-    machine.has(gpu(0, used=77) | {"millijoules": 4000}, gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0, used=77) | {"millijoules": 4000}, gpu(1, used=60), gpu(2, (6, 1)))
     eventually(lambda: told()['nv_gpu_memory_used_bytes{gpu_uuid="GPU-0"}'] == 77)
     assert told()['nv_energy_consumption{gpu_uuid="GPU-0"}'] == 3
-    machine.has(gpu(0), gpu(1, used=60), gpu(2, (3, 5)))
+    machine.has(gpu(0), gpu(1, used=60), gpu(2, (6, 1)))
 
 
 def test_what_is_said(server: Serving) -> None:
     assert "Collecting metrics for GPU 0: Model 0" in server.text
-    assert "GPU 2 (Model 2) is not used: its compute capability 3.5" in server.text
+    assert "GPU 2 (Model 2) is not used: its compute capability 6.1" in server.text
 
 
 def test_no_metrics_of_gpus(machine: Machine, tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def test_what_a_model_says_is_in_the_log_with_its_name(tmp_path: Path) -> None:
     assert "model.py:" in warning
 
 
+def test_a_file_of_another_name(tmp_path: Path) -> None:
+    folder = python_model(tmp_path / "models", "named", IDENTITY, pbtxt(more='default_model_filename: "own.py"')) / "1"
+    (folder / "model.py").rename(folder / "own.py")
+    with serving(tmp_path / "models", tmp_path / "log") as server:
+        assert server.infer("named", [1.0, 2.0]) == [1.0, 2.0]
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A virtual environment of a model's own, with numpy and nothing of ours."""

@@ -76,7 +76,8 @@ EXCHANGES = {
     ),
     "gRPC: compressed message": Grpc(
         "ModelInfer",
-        infer_message("echo", grpc_tensor("IN", "INT32", [1, 2], {"int_contents": [1, 2]})),
+        # A short message is sent as it is.
+        infer_message("echo", grpc_tensor("IN", "INT32", [1, 2], {"int_contents": [1, 2]}), id="long" * 500),
         compressed=True,
     ),
 }

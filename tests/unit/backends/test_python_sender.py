@@ -259,13 +259,14 @@ def test_models_see_that_nobody_waits(tmp_path: Path) -> None:
     instance = decoupled(
         tmp_path,
         "sender = requests[0].get_response_sender()",
-        "self.seen = sender.is_cancelled(), requests[0].is_cancelled()",
+        "self.seen = isinstance(sender, pb_utils.InferenceResponseSender)",
+        "self.seen = self.seen, sender.is_cancelled(), requests[0].is_cancelled()",
         f"sender.send({FINAL})",
     )
     asked, _ = streaming()
     asked.cancel()
     instance.execute([asked], ExecutionTimes())
-    assert instance.model.seen == (True, True)
+    assert instance.model.seen == (True, True, True)
 
 
 def test_in_process_there_is_no_sender(tmp_path: Path) -> None:

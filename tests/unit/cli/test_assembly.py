@@ -41,7 +41,8 @@ def test_the_first_gpu_limit_of_a_device_wins() -> None:
     assert limits == {0: 0.1}
 
 
-def test_metrics_listen_where_http_does() -> None:
+def test_metrics_have_an_interval_and_an_address() -> None:
+    assert options("--metrics-interval-ms=100").metrics.interval_ms == 100
     assert options("--http-address=127.0.0.1").metrics.address == "127.0.0.1"
     assert options("--http-address=127.0.0.1 --metrics-address=::1").metrics.address == "::1"
 

@@ -44,6 +44,7 @@ TYPES = [
 @pytest.mark.parametrize(("name", "number", "kind"), TYPES)
 def test_types(name: str, number: int, kind: type) -> None:
     assert pb_utils.triton_string_to_numpy(name) is kind
+    assert pb_utils.TRITON_STRING_TO_NUMPY[name] is kind
     assert pb_utils.triton_to_numpy_type(number) is (np.bool_ if kind is bool else kind)
     assert pb_utils.numpy_to_triton_type(kind) == number
     assert pb_utils.numpy_to_triton_type(np.dtype(kind)) == number
@@ -124,6 +125,7 @@ def test_logger_writes_to_logging_with_the_callers_line(caplog: pytest.LogCaptur
 def test_levels_have_tritons_numbers() -> None:
     logger = pb_utils.Logger
     assert [logger.INFO, logger.WARNING, logger.ERROR, logger.VERBOSE] == [0, 1, 2, 3]
+    assert [*logger.LogLevel] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

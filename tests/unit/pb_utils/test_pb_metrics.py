@@ -24,6 +24,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricStore]:
         gc.collect()
 
 
+def test_kinds() -> None:
+    kinds = pb_utils.MetricKind
+    assert (kinds.COUNTER, kinds.GAUGE, kinds.HISTOGRAM) == (COUNTER, GAUGE, HISTOGRAM) == (0, 1, 2)
+
+
 def test_counter() -> None:
     family = pb_utils.MetricFamily("c", "counts", COUNTER)
     metric = family.Metric(labels={"a": "1"})
@@ -35,6 +40,7 @@ def test_counter() -> None:
 def test_gauge() -> None:
     family = pb_utils.MetricFamily("g", "measures", GAUGE)
     metric = family.Metric()
+    assert isinstance(metric, pb_utils.Metric)
     metric.increment(-2.5)
     assert metric.value() == -2.5
     metric.set(4)

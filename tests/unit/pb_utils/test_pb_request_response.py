@@ -28,6 +28,7 @@ def test_request_by_position_and_defaults() -> None:
     plain = request()
     assert (plain.request_id(), plain.correlation_id(), plain.flags(), plain.timeout()) == ("", 0, 0, 0)
     assert (plain.requested_output_names(), plain.parameters()) == ({"a", "b"}, "{}")
+    assert isinstance(plain.trace(), pb_utils.InferenceTrace)
     assert plain.trace().get_context() is None
     assert not plain.is_cancelled()
 
@@ -121,6 +122,8 @@ def test_an_error_is_not_an_exception() -> None:
 
 def test_memory_types() -> None:
     assert (pb_utils.TRITONSERVER_MEMORY_GPU, pb_utils.TRITONSERVER_MEMORY_CPU) == (0, 1)
+    named = pb_utils.MemoryType.TRITONSERVER_MEMORY_GPU, pb_utils.MemoryType.TRITONSERVER_MEMORY_CPU
+    assert named == (pb_utils.TRITONSERVER_MEMORY_GPU, pb_utils.TRITONSERVER_MEMORY_CPU)
     made = pb_utils.PreferredMemory(preferred_memory_type=pb_utils.TRITONSERVER_MEMORY_GPU, preferred_device_id=1)
     assert (made.memory_type.name, made.device_id) == ("TRITONSERVER_MEMORY_GPU", 1)
     with pytest.raises(TypeError, match=r"Invoked with: 1$"):
