@@ -304,7 +304,13 @@ def test_the_limits_of_flags(tmp_path: Path) -> None:
         assert (tmp_path / "elsewhere" / file.id).exists()
         batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="20s")  # type: ignore[arg-type]
         under_way = 'nerite_batch_items_under_way{lane="%s"}'
-        eventually(lambda: sum(server.metrics()[under_way % lane] for lane in ("idle", "raised")) == 3)
+
+        def running() -> float:
+            page = server.metrics()
+            return sum(page[under_way % lane] for lane in ("idle", "raised"))
+
+        eventually(lambda: running() == 3)
+        assert {running() for _ in range(50)} == {3}
         client.batches.cancel(batch.id)
         wait(client, batch)
 

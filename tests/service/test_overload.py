@@ -71,6 +71,7 @@ class Held:
 
 @contextmanager
 def held(folder: Path, config: str, *flags: str) -> Iterator[Held]:
+    folder.mkdir(exist_ok=True)
     hold = folder / "hold"
     hold.touch()
     python_model(folder / "models", "patient", PATIENT, config)
@@ -156,7 +157,10 @@ def test_who_matters_more_is_let_in_and_who_matters_less_must_go(tmp_path: Path)
 
 
 def test_flags_bound_every_queue_and_a_models_own_size_rules_alone(tmp_path: Path) -> None:
-    python_model(tmp_path / "models", "wide", IDENTITY, pbtxt())
+    with held(tmp_path / "bounded", pbtxt(batch=1, more=""), "--max-queued-requests=2") as of:
+        of.fill()
+        assert of.server.ask("POST", "/v2/models/patient/infer", BODY)[0] == 503
+        assert set(of.let_go().values()) == {200}
     own = "dynamic_batching { default_queue_policy { max_queue_size: 3 } }"
     with held(tmp_path, pbtxt(batch=1, more=own), "--max-queued-requests=1") as of:
         of.fill()

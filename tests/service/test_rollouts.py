@@ -259,6 +259,7 @@ def test_a_rollout_goes_on_after_a_restart(models: Path) -> None:
         start(server, {**SLOW, "steps": [50, 100]})
         eventually(lambda: status(server)["arms"]["candidate"]["requests"] > 200)
         before = status(server)
+    assert any(each.is_file() for each in (models.parent / "state").rglob("*"))
     with house(models, log="again") as server:
         after = status(server)
         assert (after["id"], after["state"], after["weight"]) == (before["id"], "running", 50)
