@@ -120,8 +120,7 @@ FLAGS: Final = {
     "webhook-allowed-host": "service/test_rollouts.py::test_decisions_are_posted_and_logged",
     "standby": "service/test_standby.py::test_the_models_are_loaded_when_it_is_woken",
     "demand-host-memory": "service/test_demand.py::test_the_least_recently_used_makes_room",
-    "demand-gpu-memory": "unit/repository/test_memory_use.py::"
-    "test_a_budget_is_a_share_of_what_there_is_unless_it_is_given",
+    "demand-gpu-memory": "service/test_on_gpus.py::test_the_budget_of_models_that_are_loaded_on_demand",
     "demand-keep-alive": "service/test_demand.py::test_a_language_model_is_listed_and_loaded",
     "demand-wait-seconds": "service/test_demand.py::test_a_wait_has_an_end",
     "demand-max-waiting": "service/test_demand.py::test_a_wait_has_an_end",

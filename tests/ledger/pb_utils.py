@@ -34,7 +34,7 @@ PB_UTILS: Final = {
     "InferenceResponse.output_tensors": "calls: one",
     "InferenceResponse.has_error": "calls: a model that answers with an error",
     "InferenceResponse.error": "calls: a model that answers with an error",
-    "InferenceResponse.parameters": "python_models: parameters",
+    "InferenceResponse.parameters": "unit/pb_utils/test_pb_request_response.py::test_response_parameters",
     "InferenceResponseSender": "unit/backends/test_python_sender.py::test_models_see_that_nobody_waits",
     "InferenceResponseSender.send": "streams: an error among many",
     "InferenceResponseSender.is_cancelled": "streams: cancelled or not",

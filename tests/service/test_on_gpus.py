@@ -260,3 +260,12 @@ def test_no_metrics_of_gpus(machine: Machine, tmp_path: Path) -> None:
         environment=machine.environment,
     ) as server:
         assert not any("gpu" in name for name in server.metrics())
+
+
+def test_the_budget_of_models_that_are_loaded_on_demand(machine: Machine, tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "m", WHERE, pbtxt())
+    flags = ("--model-control-mode=demand", "--demand-gpu-memory=40", "--demand-host-memory=1GiB")
+    with serving(tmp_path / "models", tmp_path / "log", *flags, environment=machine.environment) as server:
+        budget = 'nerite_memory_budget_bytes{place="%s"}'
+        page = server.metrics()
+        assert [page[budget % place] for place in ("host", "GPU 0", "GPU 1")] == [1 << 30, 40, 40]
