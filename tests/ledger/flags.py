@@ -13,6 +13,7 @@ _LOG: Final = f"{_START}::test_levels_of_the_log"
 _REUSE: Final = f"{_START}::test_two_servers_on_one_port"
 _OLD_TRACES: Final = "unit/cli/test_assembly.py::test_old_trace_flags"
 _NO_PORTS: Final = "service/test_clouds.py::test_sagemaker_alone"
+_PORTS: Final = "unit/cli/test_assembly.py::test_ports"
 _BOUNDS: Final = "service/test_overload.py::test_flags_bound_every_queue_and_a_models_own_size_rules_alone"
 
 
@@ -31,7 +32,7 @@ FLAGS: Final = {
     "model-repository": "service/test_several_repositories.py::test_models_of_several",
     "exit-on-error": "service/test_serve.py::test_a_model_that_fails_may_be_left_out",
     "disable-auto-complete-config": f"{_START}::test_configurations_that_are_not_completed",
-    "strict-readiness": "service/test_ensembles_page.py::test_a_mistake_is_told_as_the_page_says",
+    "strict-readiness": "service/test_serve.py::test_a_model_that_fails_may_be_left_out",
     "model-control-mode": "repository_explicit: load",
     "repository-poll-secs": "service/test_repository_modes.py::test_polling_follows_the_files",
     "load-model": "repository_explicit: at the start",
@@ -67,7 +68,7 @@ FLAGS: Final = {
     "grpc-max-connection-age-grace": _KEEPALIVE,
     "grpc-restricted-protocol": "restricted: gRPC infer",
     "allow-sagemaker": "sagemaker: invoke",
-    "sagemaker-port": f"{_START}::test_ports_that_sagemaker_allows",
+    "sagemaker-port": _PORTS,
     "sagemaker-safe-port-range": f"{_START}::test_ports_that_sagemaker_allows",
     "allow-vertex-ai": "vertex_ai: predict",
     "vertex-ai-port": "unit/cli/test_cloud_variables.py::test_vertex",
@@ -76,7 +77,7 @@ FLAGS: Final = {
     "allow-gpu-metrics": "service/test_on_gpus.py::test_no_metrics_of_gpus",
     "allow-cpu-metrics": "service/test_metrics.py::test_pinned_memory_is_told_as_by_a_triton_without_gpus",
     "metrics-address": f"{_START}::test_metrics_on_an_address_of_their_own",
-    "metrics-port": "service/test_metrics.py::test_tags_of_a_model",
+    "metrics-port": _PORTS,
     "metrics-interval-ms": "unit/cli/test_assembly.py::test_metrics_have_an_interval_and_an_address",
     "metrics-config": "service/test_metrics.py::test_summaries_and_the_histogram_of_first_responses",
     "trace-config": "conformance/test_trace_files.py::test_same_records",

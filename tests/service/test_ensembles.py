@@ -224,7 +224,7 @@ def test_nobody_writes_into_a_tensor_that_others_take_too(tmp_path: Path) -> Non
         assert set(server.json("POST", "/v2/models/chain/infer", only_b)["outputs"][0]["data"]) == {1.0}
 
 
-COUNTS = """
+NUMBERS = """
 def execute(self, requests):
     for request in requests:
         sender = request.get_response_sender()
@@ -316,7 +316,7 @@ def test_max_inflight_requests(tmp_path: Path) -> None:
 def test_the_words_of_a_stream_keep_their_places(tmp_path: Path) -> None:
     models = tmp_path / "models"
     decoupled = pbtxt(batch=1, more="model_transaction_policy { decoupled: true }")
-    python_model(models, "counts", COUNTS, decoupled)
+    python_model(models, "counts", NUMBERS, decoupled)
     two = pbtxt(batch=1, more="").replace("kind: KIND_CPU", "kind: KIND_CPU count: 2")
     python_model(models, "overtakes", OVERTAKES, two)
     ensemble(models, "both", step("counts", "INPUT0", "number"), step("overtakes", "number", "OUTPUT0"))

@@ -164,11 +164,13 @@ def test_a_model_that_fails_ends_the_start(repository: Path, tmp_path: Path, fla
         assert texts[-1].startswith("creating server: Internal - failed to load all models")
 
 
-def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_model_that_fails_may_be_left_out(repository: Path, tmp_path: Path, strict: bool) -> None:
     python_model(repository, "broken", "def initialize(self, args):\n    raise ValueError('no weights')\n")
-    with serving(repository, tmp_path / "log", "--exit-on-error=false") as server:
+    flags = ("--exit-on-error=false", *(() if strict else ("--strict-readiness=false",)))
+    with serving(repository, tmp_path / "log", *flags) as server:
         assert server.infer("identity", [3.0]) == [3.0]
-        assert not server.ready()
+        assert server.ready() != strict
         (broken,) = [entry for entry in server.json("POST", "/v2/repository/index") if entry["name"] == "broken"]
         assert broken["state"] == "UNAVAILABLE"
         assert "no weights" in broken["reason"]

@@ -80,6 +80,11 @@ def test_where_ports_listen(entry: EntryPoint, flags: str, environment: dict[str
     assert addresses(parse_command_line(arguments, {**ROUTES, **environment}, entry).options) == expected
 
 
+def test_ports() -> None:
+    given = parse_command_line(["--model-repository=/m", "--metrics-port=3", *ALL.split()], ROUTES, TRITON).options
+    assert (given.sagemaker.port, given.vertex.port, given.metrics.port) == (1, 2, 3)
+
+
 def test_no_metrics_no_hardware_metrics() -> None:
     metrics = options("--allow-metrics=false").metrics
     assert (metrics.gpu, metrics.cpu) == (False, False)
