@@ -111,7 +111,7 @@ FLAGS: Final = {
     "responses-storage-number": "service/test_agent_apis.py::test_the_flags_of_what_is_kept",
     "responses-storage-bytes": "service/test_agent_apis.py::test_the_flags_of_what_is_kept",
     "batches": "service/test_batches.py::test_a_batch_of_chats",
-    "batch-concurrency": "service/test_batches.py::test_the_limits_of_flags",
+    "batch-concurrency": "unit/cli/test_flags.py::test_bounds_of_batches",
     "batch-files": "service/test_batches.py::test_the_limits_of_flags",
     "batch-storage-bytes": "service/test_batches.py::test_the_limits_of_flags",
     "ledger": "service/test_ledger_server.py::test_each_request_has_a_row",

@@ -280,6 +280,13 @@ _LISTED: Final[Mapping[tuple[str, str], tuple[Edit, ...]]] = {
     ),
     ("HTTP", "GET $AIP_HEALTH_ROUTE"): _cloud("VertexRouter", "GET", "head.path == self._options.health_route"),
     ("HTTP", "POST $AIP_PREDICT_ROUTE"): _cloud("VertexRouter", "POST", "head.path == self._options.predict_route"),
+    ("HTTP", "GET /metrics"): (
+        Edit(
+            "nerite/transports/http/metrics_service.py",
+            'if head.path == "/none":',
+            'if head.path in ("/metrics", "/metrics/") and head.method == "GET":',
+        ),
+    ),
     ("gRPC", "Check"): (Edit(_RPC, 'Health/CheckNone": "health"', 'Health/Check": "health"'),),
     ("gRPC", "StreamCoreMetrics"): (Edit(_RPC, '    METHOD + "None": "statistics",', '    METHOD: "statistics",'),),
     **{

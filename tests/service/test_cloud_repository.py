@@ -47,6 +47,7 @@ def test_all_models_at_start(store: ObjectStore, tmp_path: Path) -> None:
         (entry,) = server.json("POST", "/v2/repository/index")
         assert (entry["name"], entry["state"]) == ("adder", "READY")
         assert "downloaded model 'adder'" in server.text
+        assert any(each.is_file() for each in (tmp_path / "cache").rglob("*"))
 
 
 def test_loaded_by_hand(store: ObjectStore, tmp_path: Path, models: Path) -> None:

@@ -221,6 +221,11 @@ def test_bounds_of_queues() -> None:
         options("--max-queue-seconds=-1")
 
 
+def test_bounds_of_batches() -> None:
+    given = options("--batch-concurrency=3", "--batch-storage-bytes=12000").batches
+    assert (given.concurrency, given.storage_bytes) == (3, 12000)
+
+
 @pytest.mark.parametrize(("text", "count"), [("1", 1), ("64", 64), ("auto", AUTO)])
 def test_numbers_of_front_processes(text: str, count: int) -> None:
     assert options("--front-processes", text).front_processes == count
