@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -121,8 +122,20 @@ def test_rows_of_many_clients(server: Serving, model: str) -> None:
 
 def test_the_pool_of_pinned_memory(server: Serving) -> None:
     given = np.random.default_rng(1).random((16, 256), np.float32)
-    infer(server, "twice", given)
     used = "nv_pinned_memory_pool_used_bytes"
+    seen = Event()
+
+    def ask() -> None:
+        while not seen.is_set():
+            infer(server, "twice", given)
+
+    with ThreadPoolExecutor() as callers:
+        for _ in range(4):
+            callers.submit(ask)
+        try:
+            eventually(lambda: server.metrics()[used] > 0)
+        finally:
+            seen.set()
     eventually(lambda: server.metrics()[used] == 0)
     assert server.metrics()["nv_pinned_memory_pool_total_bytes"] == 256 << 20
 
