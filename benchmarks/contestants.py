@@ -85,7 +85,7 @@ def nerite(
 @contextmanager
 def real_triton(repository: Path, folder: Path, *flags: str, name: str = "Triton") -> Iterator[Contestant]:
     """Run NVIDIA's Triton; installed on first use."""
-    backends = folder / f"{name}-backends"
+    backends = folder / f"{name.replace(' ', '-')}-backends"
     head, environment = triton_installation.command(triton_installation.installation(), backends)
     with _running(name, head, environment, repository, folder, flags) as contestant:
         yield contestant
