@@ -27,7 +27,7 @@ def test_the_page(tmp_path: Path) -> None:
             (models / name / "config.pbtxt").write_text(config)
     # Those about adapters are run in test_adapters.py.
     curls = [text for _, text in PAGE.blocks if text.startswith("curl") and "lora" not in text]
-    plain, streamed, sampled, expressed, structured = curls
+    plain, streamed, sampled, of_tensorrt_llm, expressed, structured = curls
     with serving(models, tmp_path / "log") as server:
         whole = json.loads(run(plain, server))["text_output"]
         assert whole.startswith("The capital of France is")
@@ -36,6 +36,7 @@ def test_the_page(tmp_path: Path) -> None:
         answer = json.loads(run(sampled, server))
         assert answer["finish_reason"] in ("stop", "length")
         assert not {".", "!"} & set(answer["text_output"])
+        assert not {".", "!"} & set(json.loads(run(of_tensorrt_llm, server))["text_output"])
         assert re.fullmatch("(red|green), [0-9]{1,2}", json.loads(run(expressed, server))["text_output"])
         drawn = json.loads(json.loads(run(structured, server))["choices"][0]["text"])
         assert (drawn["colour"] in ("red", "green"), 0 <= drawn["number"] <= 99) == (True, True)

@@ -71,7 +71,7 @@ def bench() -> Bench:
         (UNLOADED, True),
         (VersionState(ModelState.UNAVAILABLE, "Internal: why"), False),
         (VersionState(ModelState.LOADING), False),
-        (VersionState(ModelState.UNLOADING), False),
+        (VersionState(ModelState.UNLOADING), True),
     ],
 )
 def test_ready_by_the_state_of_a_version(bench: Bench, state: VersionState, ready: bool) -> None:

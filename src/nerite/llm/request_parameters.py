@@ -26,6 +26,8 @@ _ALWAYS: Final[Mapping[str, tuple[object, str]]] = {
     "return_perf_metrics": (False, "they are in the statistics of the model"),
 }
 """The only value that a parameter may have, and why."""
+_ID: Final = "id"
+"""The id of a request to ``generate``, which Triton passes on among its parameters, too."""
 _IDLE: Final = ("pad_id", "length_penalty", "early_stopping")
 """Numbers that change nothing for sequences that are neither padded nor the result of beam search."""
 
@@ -55,7 +57,7 @@ def read_parameters(parameters: Mapping[str, Any], forwarded: Collection[str] = 
             if _NAMES[name] in parameters:
                 raise InvalidArgument(f"'{name}' and '{_NAMES[name]}' mean the same: remove one of them")
             read[_NAMES[name]] = [value] if name == "end_id" else value
-        elif name in KNOWN or name not in forwarded:
+        elif name in KNOWN or (name not in forwarded and name != _ID):
             read[name] = add_to(value, read[name]) if name in read else value
     return read
 

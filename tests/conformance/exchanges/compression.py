@@ -77,7 +77,7 @@ EXCHANGES = {
     "gRPC: compressed message": Grpc(
         "ModelInfer",
         # A short message is sent as it is.
-        infer_message("echo", grpc_tensor("IN", "INT32", [1, 2], {"int_contents": [1, 2]}), id="long" * 500),
+        infer_message("echo", grpc_tensor("IN", "INT32", [1, 2], {"int_contents": [1, 2]}), id="long" * 200),
         compressed=True,
     ),
 }

@@ -60,6 +60,7 @@ def test_what_is_refused(said: dict[str, Any], why: str) -> None:
 def test_what_was_not_written_for_the_model_is_ignored() -> None:
     said = {"max_tokens": 4, "language": "en", "traceparent": "00", "temprature": 1}
     assert from_mapping(read_parameters(said, said)) == SamplingParameters(max_tokens=4)
+    assert read_parameters({"id": "r1", "max_tokens": 4}) == {"max_tokens": 4}
 
 
 def test_words_are_added_to_those_in_the_json() -> None:
