@@ -171,7 +171,7 @@ class Worker:
     ) -> None:
         """``end`` ends the worker with an exit status; by default, its process.
 
-        ``set_verbose`` is told whether what models log as VERBOSE is written.
+        ``set_verbose`` is called when the server begins or ceases to log records of level VERBOSE.
         Each further thread that runs jobs calls ``enter`` first.
         """
         self._end = end

@@ -75,8 +75,10 @@ class WorkerChannel(Channel):
         self._bls_server: BlsServer | None = None
         self._sends_contexts = False
         """The worker has asked for the trace contexts of requests."""
-        if server_log.verbose_level:
-            self._socket.sendall(_verbosity_frame())
+        self._verbose = server_log.verbose_level > 0
+        """What the worker was told of the verbosity."""
+        if self._verbose:
+            self._socket.sendall(messages.frame(messages.VERBOSE, count=1))
 
     def ask(self, kind: int, value: object) -> Any:
         """Send a request and wait for the reply. Not after ``attach``. Raises the worker's error or ``Unavailable``."""
@@ -122,6 +124,7 @@ class WorkerChannel(Channel):
         self._on_end = on_end
         self._begin(loop)
         server_log.followers.add(self._tell_verbosity)
+        self._tell_verbosity()
 
     def request(self, kind: int, value: object, answered: Callable[[Any, NeriteError | None], None]) -> None:
         """Send a request; ``answered`` takes the reply. Only after ``attach``."""
@@ -272,7 +275,11 @@ class WorkerChannel(Channel):
         self._bls_server.call(call, batch, index, decoupled, header, name, data)
 
     def _tell_verbosity(self) -> None:
-        self._send(_verbosity_frame())
+        """Tell the worker whether records of level VERBOSE are written, if that has changed."""
+        verbose = server_log.verbose_level > 0
+        if verbose != self._verbose:
+            self._verbose = verbose
+            self._send(messages.frame(messages.VERBOSE, count=verbose))
 
     def _trim(self) -> None:
         """Make the worker release unused memory, now and every few seconds."""
@@ -280,10 +287,6 @@ class WorkerChannel(Channel):
         if not self._unsent:
             self._send(messages.frame(messages.TRIM))
         self._trim_timer = self._loop.call_later(TRIM_EVERY, self._trim)
-
-
-def _verbosity_frame() -> bytes:
-    return messages.frame(messages.VERBOSE, count=server_log.verbose_level > 0)
 
 
 def _contexts_frame(batch: int, requests: Sequence[InferenceRequest]) -> bytes:
