@@ -221,6 +221,10 @@ def test_bounds_of_queues() -> None:
         options("--max-queue-seconds=-1")
 
 
+def test_time_awake() -> None:
+    assert options("--stay-awake-microseconds=1000").stay_awake_microseconds == 1000
+
+
 def test_bounds_of_batches() -> None:
     given = options("--batch-concurrency=3", "--batch-storage-bytes=12000").batches
     assert (given.concurrency, given.storage_bytes) == (3, 12000)
